@@ -90,9 +90,11 @@ function resize(pixels) {
 
 function showKeys() {
   const common = [["1 – 5", "search, browse, map, compare, marks"], ["o", "choose a photo; it can be dropped or pasted anywhere, too"],
-    ["/", "filter"], ["+ −", "size of the pictures"], ["arrows", "from picture to picture"], ["Enter", "more like this"], ["?", "this list"], ["Esc", "close"]];
+    ["/", "filter"], ["+ −", "size of the pictures"],
+    ["arrows", "from picture to picture"], ["Enter", "more like this"], ["?", "this list"], ["Esc", "close"]];
   const rows = [...common, ...(current?.keys ?? [])];
-  document.getElementById("keys-list").replaceChildren(h("dl", { class: "keys" }, rows.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])));
+  document.getElementById("keys-list").replaceChildren(h("dl", { class: "keys" },
+    rows.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])));
   keysDialog.showModal();
 }
 

@@ -16,7 +16,8 @@ const link = (patch) => href({ ...OWN, ...patch });
 const searchBy = ({ key }) => write({ ...OWN, view: "search", key, photo: null });
 
 function describe({ name, model_name, dimension, items, index_type, recall, problem: fault }, chosen) {
-  const facts = fault ? h("p", { class: "fault" }, fault.message) : h("p", { class: "soft" }, `${count(items)} items of ${dimension} numbers by ${model_name}; ` +
+  const facts = fault ? h("p", { class: "fault" }, fault.message)
+    : h("p", { class: "soft" }, `${count(items)} items of ${dimension} numbers by ${model_name}; ` +
     `${index_type === "exact" ? "searched exactly" : `index ${index_type}, recall ${digits(recall)}`}`);
   return h("li", {}, h("a", { href: link({ gallery: name, filter: null, key: null }), ...(name === chosen && { "aria-current": "true" }) }, name), facts);
 }
@@ -34,7 +35,8 @@ function field({ name, kinds = [], items, least, most }) {
     }
   };
   const range = least === undefined ? "" : `, ${least} to ${most}`;
-  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, fieldName(name), h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
+  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, fieldName(name),
+    h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
 }
 
 function value(name, of, items) {
@@ -58,7 +60,8 @@ async function items(state, signal) {
   const actions = mayEdit() ? [{ name: "edit", title: "Edit label and metadata", text: "✎", key: "e", run: change }] : [];
   const cards = grid(found, { onPick: searchBy, actions });
   cards.id = "browse-items";
-  const told = state.prefix ? `Keys that begin with ${state.prefix}` : random ? `${count(found.length)} of ${count(counted.items)} items, at random` : `${count(counted.items)} items`;
+  const told = state.prefix ? `Keys that begin with ${state.prefix}`
+    : random ? `${count(found.length)} of ${count(counted.items)} items, at random` : `${count(counted.items)} items`;
   announce(told);
   const none = state.prefix ? `No key begins with “${state.prefix}”.` :
     rows.length ? "No item fulfils the filter." : "The gallery is empty: index pictures into it.";
@@ -81,7 +84,8 @@ async function duplicates(state, signal) {
   const found = new Map(await Promise.all(keys.map(async (key) => [key, await item(state.gallery, key, { signal }).catch(() => ({ key }))])));
   const pair = ({ key, other, score }) => {
     const both = [key, other].map((each) => found.get(each)), same = both[0].label === both[1].label;
-    return h("li", { class: "alike" }, h("p", {}, h("b", {}, digits(score)), same ? " same label" : " different labels"), grid(both, { onPick: searchBy }));
+    return h("li", { class: "alike" }, h("p", {}, h("b", {}, digits(score)), same ? " same label" : " different labels"),
+      grid(both, { onPick: searchBy }));
   };
   const more = (reply.pairs ?? []).length - pairs.length;
   return [looked, pairs.length ? h("ul", { id: "duplicates", role: "list" }, pairs.map(pair)) : notice("No likely duplicates", [
@@ -102,13 +106,16 @@ function mount(root) {
     above: h("input", { id: "above-input", type: "range", min: 0.5, max: 1, step: 0.01, on: {
       input: () => { ui.aboveTold.textContent = ui.above.value; }, change: () => write({ above: ui.above.value, page: null }) } }),
     aboveTold: h("output"),
-    modes: { "": button("All items", open({})), random: button("Random", () => write({ ...OWN, show: "random", seed: 1 + Math.floor(Math.random() * 2 ** 31) })),
+    modes: { "": button("All items", open({})),
+      random: button("Random", () => write({ ...OWN, show: "random", seed: 1 + Math.floor(Math.random() * 2 ** 31) })),
       duplicates: button("Likely duplicates", open({ show: "duplicates" })) },
   };
   ui.slider = h("label", { class: "slider" }, h("span", {}, "Least score ", ui.aboveTold), ui.above);
   root.append(h("div", { class: "split" },
-    h("section", { class: "controls", "aria-label": "Galleries, fields and filter" }, h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches },
-      h("summary", {}, "Galleries, fields and filter"), h("h3", {}, "Galleries"), ui.galleries, h("h3", {}, "Fields"), ui.fields, h("h3", {}, "Filter"), ui.filter.element)),
+    h("section", { class: "controls", "aria-label": "Galleries, fields and filter" },
+      h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches },
+      h("summary", {}, "Galleries, fields and filter"), h("h3", {}, "Galleries"), ui.galleries,
+      h("h3", {}, "Fields"), ui.fields, h("h3", {}, "Filter"), ui.filter.element)),
     h("section", { "aria-label": "Items" },
       h("div", { class: "bar" }, h("label", {}, "Key", ui.key), Object.values(ui.modes), ui.slider), ui.main)));
 }

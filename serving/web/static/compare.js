@@ -33,7 +33,8 @@ export function rankBiasedOverlap(a, b, p = 0.9) {
 async function search(gallery, queries, k, signal, with_thumbnails = false) {
   const found = [], step = queries[0]?.photo ? PHOTOS : 256;
   for (let at = 0; at < queries.length; at += step) {
-    const part = queries.slice(at, at + step), images = part.map(async ({ key, photo }) => (photo ? { image: await base64Of(keptPhoto(photo)) } : { key }));
+    const part = queries.slice(at, at + step),
+      images = part.map(async ({ key, photo }) => (photo ? { image: await base64Of(keptPhoto(photo)) } : { key }));
     const { results } = await call("POST", galleryPath(gallery, ":search"), { queries: await Promise.all(images), k: k + 1, with_thumbnails }, { signal });
     found.push(...results.map(({ hits = [], error }, index) => ({ error, hits: hits.filter(({ key }) => key !== part[index].key).slice(0, k) })));
   }
@@ -107,10 +108,12 @@ async function take(files) {
 }
 
 function controls({ gallery, other }, k, others) {
-  const chooser = h("select", { id: "other-select", on: { change: () => write({ other: chooser.value }) } }, others.map((name) => h("option", { selected: name === other }, name)));
+  const chooser = h("select", { id: "other-select", on: { change: () => write({ other: chooser.value }) } },
+    others.map((name) => h("option", { selected: name === other }, name)));
   const depth = h("input", { type: "number", min: 1, max: MOST_K, value: k, on: { change: () => write({ k: depth.value }) } });
   const query = h("input", { id: "compare-key", autocomplete: "off", placeholder: "key of an item" });
-  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden", on: { change: () => take([...files.files]) } });
+  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden",
+    on: { change: () => take([...files.files]) } });
   const submit = (event) => { event.preventDefault(); write({ key: query.value, photo: null }); };
   return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser),
     h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
@@ -135,7 +138,8 @@ export default {
     faced = face;
     document.getElementById("compare-key").value = state.key ?? "";
     if (state.key || state.photo) fill(one, (signal) => pair(state, k, signal));
-    else one.replaceChildren(notice("Choose a query", [`Type the key of an item, choose or drop a photo, or let ${RANDOM} random queries show where the two differ.`]));
+    else one.replaceChildren(notice("Choose a query", [
+      `Type the key of an item, choose or drop a photo, or let ${RANDOM} random queries show where the two differ.`]));
     if (asked !== listed && state.list) fill(many, (signal) => measure(state, k, signal));
     else if (!state.list) many.replaceChildren();
     listed = asked;

@@ -8,7 +8,8 @@ let readOnly = false; // a change was refused: the key of this tab may only read
 /** Whether to offer changes: until the server has refused one. */
 export const mayEdit = () => !readOnly;
 
-const kindOf = (value) => ({ string: "text", number: "number", boolean: "yes or no" }[typeof value] ?? (Array.isArray(value) ? "list" : value === null ? "nothing" : "object"));
+const kindOf = (value) => ({ string: "text", number: "number", boolean: "yes or no" }[typeof value]
+  ?? (Array.isArray(value) ? "list" : value === null ? "nothing" : "object"));
 
 /** What is typed, as a value of a kind; throws a sentence that names the field where it is none. */
 export function parsed(kind, text, name) {

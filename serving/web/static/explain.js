@@ -34,7 +34,8 @@ export async function explain(pictures, model) {
   const ask = async () => {
     try {
       const sent = { images: pictures.map((each) => each.image), model: model.name };
-      const [reply, ...images] = await Promise.all([call("POST", "/v1:explain", sent, { signal: work.signal }), ...pictures.map((each) => load(each.src))]);
+      const [reply, ...images] = await Promise.all([call("POST", "/v1:explain", sent, { signal: work.signal }),
+        ...pictures.map((each) => load(each.src))]);
       const fault = reply.results.find((each) => each.error)?.error;
       if (fault) throw new Error(fault.message);
       body.replaceChildren(maps(pictures, images, reply.results, JSON.parse(model.spec_json)));
@@ -59,7 +60,8 @@ function maps(pictures, images, results, spec) {
   const drawn = results.map((result, at) => mapOf(pictures[at], images[at], result, spec, palette, light));
   const rows = listed.map(([number, share]) => {
     const percent = `${(share * 100).toFixed(1)} %`, swatch = h("i"), bar = h("span", { class: "amount" });
-    const told = `Prototype ${number}: ${percent} of what they share; ${(one[number] * 100).toFixed(1)} % of the query, ${(other[number] * 100).toFixed(1)} % of the result`;
+    const told = `Prototype ${number}: ${percent} of what they share; ` +
+      `${(one[number] * 100).toFixed(1)} % of the query, ${(other[number] * 100).toFixed(1)} % of the result`;
     swatch.style.background = bar.style.background = palette[number % COLOURS];
     bar.style.width = `${(share / listed[0][1]) * 100}%`;
     const row = button([swatch, `#${number}`, bar, h("b", {}, percent)], () => {

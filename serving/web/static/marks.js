@@ -21,7 +21,8 @@ export function mark(gallery, query, result, relevant) {
 const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", null, "u", null]];
 
 /** The actions of a grid that mark its results. */
-export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key, title: `Mark as ${name}`, run: (hit, card) => {
+export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key,
+  title: `Mark as ${name}`, run: (hit, card) => {
   const now = card.dataset.mark === name ? null : relevant; // once more takes it away
   mark(gallery, query, hit.key, now);
   dress(card, now);

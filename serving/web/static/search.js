@@ -18,7 +18,8 @@ let ui = null, shown = "", working = null;
 /** Search with files that were dropped, pasted or chosen; `add` puts them beside what is searched with. */
 export function take(files, { add = false } = {}) {
   const good = files.filter((file) => {
-    const fault = !/^(image\/.*)?$/.test(file.type) ? "is no picture" : file.size === 0 ? "is empty" : file.size > MOST ? "is larger than 32 MiB" : null;
+    const fault = !/^(image\/.*)?$/.test(file.type) ? "is no picture"
+      : file.size === 0 ? "is empty" : file.size > MOST ? "is larger than 32 MiB" : null;
     if (fault) toast(`${file.name} ${fault}. Take a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file of at most 32 MiB.`);
     return !fault;
   });
@@ -54,7 +55,8 @@ function address(parts) {
 function lookUp(gallery, part) {
   const name = part.photo ? `photo ${part.photo}` : `${gallery.name}/${part.key}`;
   if (!pictures.has(name)) {
-    const found = part.photo ? ofPhoto(part.photo) : item(gallery.name, part.key).then((each) => ({ src: picture(each.thumbnail), name: part.key, ...each }));
+    const found = part.photo ? ofPhoto(part.photo) : item(gallery.name, part.key)
+      .then((each) => ({ src: picture(each.thumbnail), name: part.key, ...each }));
     found.catch(() => pictures.delete(name));
     pictures.set(name, found);
   }
@@ -144,7 +146,8 @@ function update(state, context) {
   ui.filter.update(state.gallery, state.filter);
   document.getElementById("add-button").hidden = parts.length === 0;
   ui.told.textContent = parts.some((each) => each.photo)
-    ? "Your photo stays in this tab: a link to this page cannot hold it." : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
+    ? "Your photo stays in this tab: a link to this page cannot hold it."
+    : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
   const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other"].map((name) => state[name])]);
   hide();
   if (asks === shown) return;
@@ -162,7 +165,8 @@ function update(state, context) {
   }).finally(() => signal.aborted || ui?.results.removeAttribute("aria-busy"));
 }
 
-const gone = () => notice("The photo is not here any more", ["A photo is kept in the tab it was put into, until that is closed or loaded anew. Drop it again to search with it."]);
+const gone = () => notice("The photo is not here any more", [
+  "A photo is kept in the tab it was put into, until that is closed or loaded anew. Drop it again to search with it."]);
 
 const plain = ({ message }) => message.replace(/^queries\[\d+\]\.\w+: /, ""); // there is one query, and it has no number for people
 
@@ -179,7 +183,8 @@ async function start({ gallery }, context, signal) {
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
     h("p", { class: "soft" }, coded(items.length
-      ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
+      ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.`
+      : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
   ui.results.replaceChildren(cards(items, context));
   hide();
 }
@@ -191,7 +196,8 @@ async function search(parts, state, context, signal) {
   const request = {
     queries: [await queryOf(gallery, parts, model, signal)], k: kOf(state), with_thumbnails: true, model,
     ...(keys.length && { exclude_keys: keys }), filter: message(conditions(state.filter)),
-    ...(Number(state.least) && { minimum_score: Number(state.least) }), ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
+    ...(Number(state.least) && { minimum_score: Number(state.least) }),
+    ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
   };
   const reply = await call("POST", galleryPath(gallery.name, ":search"), request, { signal });
   const [{ hits: found = [], error }] = reply.results;
@@ -249,7 +255,8 @@ function hide() {
 }
 
 function timings(times = {}) {
-  const parts = Object.entries(times).filter(([, value]) => Number(value) > 0).map(([name, value]) => h("span", {}, `${name.replace("_us", "")} ${(value / 1000).toFixed(1)} ms`));
+  const parts = Object.entries(times).filter(([, value]) => Number(value) > 0)
+    .map(([name, value]) => h("span", {}, `${name.replace("_us", "")} ${(value / 1000).toFixed(1)} ms`));
   return h("p", { id: "timings", title: "Time that each stage took on the server" }, parts);
 }
 
