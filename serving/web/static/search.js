@@ -24,9 +24,8 @@ export function take(files, { add = false } = {}) {
     return !fault;
   });
   if (!good.length) return;
-  const state = read();
-  const parts = [...(add ? partsOf(state) : []), ...good.map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
-  write({ ...address(parts), view: state.view === "compare" ? "compare" : "search" });
+  const parts = [...(add ? partsOf(read()) : []), ...good.map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
+  write({ ...address(parts), view: "search" });
 }
 
 /** The parts of a query, {key or photo, weight, crop}, as the address has them: one by its name, several as JSON. */
