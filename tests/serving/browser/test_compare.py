@@ -39,6 +39,7 @@ def test_one_query_in_two_galleries(site: Site, page: Page, tmp_path: Path) -> N
     until(page, lambda now: now["view"] == "search" and "other" not in now)
     expect(page.locator("#other-input")).not_to_be_checked()
     page.go_back()
+    keys(page, "#compare-right")
     (tmp_path / "photo.jpg").write_bytes(drawn(7, 2))
     drop(page, tmp_path / "photo.jpg")
     until(page, lambda now: "photo" in now and now["view"] == "compare")
