@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-__all__ = ["COLOURS", "POLICY", "PROTOTYPES", "printable", "prototype_colour", "stylesheet"]
+__all__ = ["COLOURS", "POLICY", "PROTOTYPES", "palette", "printable", "prototype_colour", "stylesheet"]
 
 COLOURS = {
     "light": {
@@ -60,14 +60,19 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def stylesheet() -> str:
-    """Give the style that pages share, with the colours as variables (`--ink`)."""
+def palette(*, prototypes: bool = False) -> str:
+    """Give the colours as variables of CSS (`--ink`), and those of prototypes if wanted (`--p0`)."""
+    of_prototypes = {f"p{number}": colour for number, colour in enumerate(PROTOTYPES)} if prototypes else {}
     light, dark = (
-        " ".join(f"--{name}: {colour};" for name, colour in COLOURS[theme].items())
-        for theme in ("light", "dark")
+        " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+        for colours in (COLOURS["light"] | of_prototypes, COLOURS["dark"])
     )
-    shared = Path(__file__).with_name("look.css").read_text(encoding="utf-8")
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{shared}"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
     )
+
+
+def stylesheet() -> str:
+    """Give the style that pages of one file share, with the palette."""
+    return palette() + Path(__file__).with_name("look.css").read_text(encoding="utf-8")

@@ -216,10 +216,8 @@ def _draw(client: Client, hits: list[Hit], settings: Settings) -> Path:
     from serving.sheet import contact_sheet
 
     if settings.photo is None:
-        query, picture = (
-            str(settings.key),
-            client.get(settings.gallery, str(settings.key), thumbnail=True).thumbnail,
-        )
+        query = str(settings.key)
+        picture = client.get(settings.gallery, query, thumbnail=True).thumbnail
     else:
         query = settings.photo.name
         try:
@@ -231,17 +229,10 @@ def _draw(client: Client, hits: list[Hit], settings: Settings) -> Path:
         about += f" that fulfil {settings.filter}"
     if hits and not any(hit.thumbnail for hit in hits):
         about += "; it keeps no thumbnails of them, as one made by `crossbatch index --thumbnails` does"
-    text = contact_sheet(
-        query,
-        picture,
-        hits,
-        gallery=settings.gallery,
-        columns=settings.column,
-        about=f"{about}.",
-    )
-    path = settings.page or _free(
-        Path(re.sub(r"[^\w.-]+", "_", Path(query).stem)[:60].strip(".") or "search")
-    )
+    shown = {"gallery": settings.gallery, "columns": settings.column, "about": f"{about}."}
+    text = contact_sheet(query, picture, hits, **shown)
+    stem = re.sub(r"[^\w.-]+", "_", Path(query).stem)[:60].strip(".") or "search"
+    path = settings.page or _free(Path(stem))
     with written_once(path) as aside:
         aside.write_text(text, encoding="utf-8")
     if settings.show and sys.stdout.isatty():

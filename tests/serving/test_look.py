@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.look import COLOURS, PROTOTYPES, printable, prototype_colour, stylesheet
+from serving.look import COLOURS, PROTOTYPES, palette, printable, prototype_colour, stylesheet
 
 STATIC = Path(__file__).resolve().parents[2] / "serving/web/static"
 # How eyes without one kind of cone see linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
@@ -69,17 +69,13 @@ def test_a_prototype_keeps_its_colour() -> None:
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in PROTOTYPES)
 
 
-def test_the_page_that_a_server_shows_has_the_same_colours() -> None:
-    """Its modules are served as they are, so they hold tables of their own."""
-    scripts = "".join(path.read_text() for path in sorted(STATIC.glob("*.js")))
-    styles = "".join(path.read_text() for path in sorted(STATIC.glob("*.css")))
-    if "PROTOTYPES" in scripts:
-        table = re.search(r"PROTOTYPES\b[^`\"']*[`\"']([^`\"']*)", scripts)
-        assert table is not None
-        assert tuple(f"#{each}" for each in table[1].split()) == PROTOTYPES
-    for name, colour in COLOURS["light"].items():
-        for found in re.findall(rf"--{name}:\s*([^;]+);", styles):
-            assert found in (colour, COLOURS["dark"][name]), name
+def test_the_page_that_a_server_shows_has_its_colours_from_here() -> None:
+    given = palette(prototypes=True)
+    assert [f"--p{number}: {colour};" in given for number, colour in enumerate(PROTOTYPES)] == [True] * 128
+    style = (STATIC / "style.css").read_text()
+    own = {*re.findall(r"--([\w-]+):", style)}
+    assert {*re.findall(r"var\(--([\w-]+)\)", style)} <= own | COLOURS["light"].keys() | {"twin"}
+    assert not own & COLOURS["light"].keys()
 
 
 def test_the_style_has_all_colours_of_both_themes_and_asks_for_nothing() -> None:

@@ -67,6 +67,13 @@ def test_figures_by_counting(pairs: dict[tuple[int, int], bool], seed: int) -> N
     assert found["decided"] == sum(len(each) == 2 for each in both)
 
 
+def test_a_name_holds_any_character_within_its_line(tmp_path: Path) -> None:
+    """Those that Python takes for ends of lines, and CSV does not."""
+    name = "a\x0b\x1c\x85\u2028b"
+    (tmp_path / "marks.csv").write_text(f"{HEADER}{name},c,1\nd,{name},0\n", encoding="utf-8")
+    assert read_marks(tmp_path / "marks.csv") == [Mark(name, "c", True), Mark("d", name, False)]
+
+
 def test_a_published_example_and_equal_results() -> None:
     """Right at ranks 1, 3 and 4 of what was judged: (1 + 2/3 + 3/4) / 3, whatever lies between unjudged."""
     angles = np.array([0, 0.1, 0.15, 0.2, 0.25, 0.3])

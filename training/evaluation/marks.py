@@ -8,6 +8,7 @@ results of (right results down to it) / (its rank), R being how many are right.
 """
 
 import csv
+import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -59,13 +60,11 @@ def read_marks(path: Path) -> list[Mark]:
     except UnicodeDecodeError as error:
         raise BadData(f"{path} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
     found, header = list[Mark](), ",".join(_HEADER)
-    lines = csv.reader(text.splitlines(keepends=True), strict=True)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for cells in lines:
             where = f"line {lines.line_num} of {path}"
-            cells = [cell.removeprefix("\ufeff") for cell in cells[:1]] + cells[
-                1:
-            ]  # of a file that was joined
+            cells[:1] = [cell.removeprefix("\ufeff") for cell in cells[:1]]  # of a file that was joined
             if lines.line_num == 1 and cells != _HEADER:
                 raise BadData(f"{where} must be {header}, and is {','.join(cells)[:100]!r}")
             if not cells or cells == _HEADER:
