@@ -81,10 +81,10 @@ class Page:
         host, port, tls = settings.web_host, settings.web_port or 0, settings.tls_certificate
         self._settings, self._stack = settings, ExitStack()
         check_host(host, insecure=settings.insecure, encrypted=bool(tls), flags="--web-")
-        context = renewed_context(tls, settings.tls_key) if tls and settings.tls_key else None
+        contexts = [renewed_context(tls, settings.tls_key)] if tls and settings.tls_key else []
         self._socket = self._stack.enter_context(held_socket(host, port, flags="--web-"))
         address = written_address(host, self._socket.getsockname()[1])
-        self.address = f"{'https' if context else 'http'}://{address}/"
+        self.address = f"{'https' if contexts else 'http'}://{address}/"
         hosts = ["localhost", "127.0.0.1", "[::1]", host, f"[{host}]"] if is_loopback(host) else ["*"]
         self._channels: dict[tuple[int, ...], grpc.aio.Channel] = {}
         config = uvicorn.Config(
@@ -100,7 +100,7 @@ class Page:
             proxy_headers=False,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=round(settings.drain_delay + settings.grace + END_SECONDS),
-            ssl_context_factory=(lambda *_: context) if context else None,
+            ssl_context_factory=(lambda *_: contexts[0]) if contexts else None,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="page")
@@ -136,19 +136,18 @@ class Page:
         """Give the channel to the server; another one from when it has another certificate."""
         certificate = self._settings.tls_certificate
         stamp = stamp_of(certificate) if certificate else ()
-        if stamp not in self._channels:
-            credentials, options = None, list(OPTIONS)
-            if certificate is not None:
-                try:
-                    credentials, name = await asyncio.to_thread(trusting, self._of, certificate)
-                except OSError as error:
-                    if self._channels:  # the new files are not whole yet
-                        return [*self._channels.values()][-1]
-                    raise Unavailable(f"The server cannot be reached ({cause_of(error)}).") from error
-                options.append(("grpc.ssl_target_name_override", name))
-            self._channels[stamp] = (
-                grpc.aio.secure_channel(self._of, credentials, options)
-                if credentials
-                else grpc.aio.insecure_channel(self._of, options)
-            )
-        return self._channels[stamp]
+        if stamp in self._channels:
+            return self._channels[stamp]
+        if certificate is None:
+            channel = grpc.aio.insecure_channel(self._of, OPTIONS)
+        else:
+            try:
+                credentials, name = await asyncio.to_thread(trusting, self._of, certificate)
+            except OSError as error:
+                if self._channels:  # the new files are not whole yet
+                    return [*self._channels.values()][-1]
+                raise Unavailable(f"The server cannot be reached ({cause_of(error)}).") from error
+            options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
+            channel = grpc.aio.secure_channel(self._of, credentials, options)
+        self._channels[stamp] = channel
+        return channel
