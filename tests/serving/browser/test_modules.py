@@ -3,13 +3,12 @@
 import csv
 import io
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Error, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Route
 
 import serving
 
@@ -19,7 +18,7 @@ HOSTILE = ["a,b", 'say "x"', "two\nlines", "=1+2", "@x", " lead", "", "ü/é", "
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def page(chromium: Browser) -> Iterator[Page]:
     """An empty page of an origin that has the modules, and no server behind it."""
 
     def answer(route: Route) -> None:
@@ -27,13 +26,11 @@ def page() -> Iterator[Page]:
         body = path.read_text(encoding="utf-8") if path.suffix == ".js" else "<!doctype html><p id=live></p>"
         route.fulfill(body=body, content_type=KINDS.get(path.suffix, "text/html"))
 
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.route("**/*", answer)
-        page.goto("http://modules.test/")
-        yield page
-        browser.close()
+    page = chromium.new_page()
+    page.route("**/*", answer)
+    page.goto("http://modules.test/")
+    yield page
+    page.close()
 
 
 def run(page: Page, module: str, expression: str, given: Any = None) -> Any:
