@@ -1,4 +1,4 @@
-"""The page before a large gallery: `python benchmarks/page.py [--gallery PATH | --count 1000000]`.
+"""The page before a large gallery: `python benchmarks/page.py [--gallery PATH --model MODEL.onnx]`.
 
 Debian's Chromium opens each view anew, its cache empty, before a server of its own; a gallery of vectors
 about class centres is drawn if none is given. Figures are medians of the rounds: "first paint" from the
@@ -15,8 +15,9 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -26,15 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
 from benchmarks.contenders.embeddings import draw
 from benchmarks.driving.figures import median, write_csv
-from benchmarks.driving.served import Served
+from benchmarks.driving.served import Failed, Served
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.item import GalleryItem
 from serving.gallery.map import make_map
+from serving.model.spec import read_spec
 from tests.tiny_model import write_tiny_model
 
 __all__ = ["BOUNDS", "VIEWS", "main", "measured", "missed", "served", "table"]
@@ -83,26 +86,19 @@ def measure(browser: Browser, url: str, view: str, gallery: str, key: str) -> di
     fields = {"gallery": gallery, **({"key": key} if path == ":search" else {})}
     if view == "browse, random":
         fields |= {"show": "random", "seed": "3"}
-    replies: list[bytes] = []
-
-    def kept(response: Response) -> None:
-        if "/v1" in response.url and response.ok:
-            replies.append(response.body())
-
+    replies: list[Response] = []
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.add_init_script(WATCH % json.dumps(json.dumps([path, cards])))
-    with page.expect_response(lambda response: response.url.endswith(path)):
-        page.goto(f"{url}#/{name}?{urlencode(fields)}")
-    page.wait_for_function("() => window.grid !== undefined")
-    paint = page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    row = {"first paint ms": paint, "grid ms": page.evaluate("() => window.grid")}
-    page.on("response", kept)
-    page.reload()
+    page.on("response", lambda reply: replies.append(reply) if "/v1" in reply.url else None)
+    page.goto(f"{url}#/{name}?{urlencode(fields)}")
     page.wait_for_function("() => window.grid !== undefined")
     page.wait_for_load_state("networkidle")
-    row |= {"items": max(map(held, replies)), "KB": sum(map(len, replies)) / 1e3}
+    paint = page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    row = {"first paint ms": paint, "grid ms": page.evaluate("() => window.grid")}
+    bodies = [reply.body() for reply in replies]
+    row |= {"items": max(map(held, bodies)), "KB": sum(map(len, bodies)) / 1e3}
     if view == "map":
         row["frames/s"] = dragged(page)
         del row["items"]  # points are no items
@@ -132,12 +128,39 @@ def dragged(page: Page) -> float:
     return found
 
 
-def drawn(path: Path, count: int) -> None:
-    """Make a gallery with small pictures, a map and an index."""
+def write_model(path: Path) -> Path:
+    """Write a model that embeds by the mean colour: a key needs none, but the server does."""
+    nodes = [
+        helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels", "axes"], ["means"], keepdims=0),
+        helper.make_node("MatMul", ["means", "weights"], ["mixed"]),
+        helper.make_node("LpNormalization", ["mixed"], ["embeddings"], axis=1, p=2),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "colour",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", 8, 8, 3])],
+        [helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", DIMENSION])],
+        [
+            numpy_helper.from_array(np.array([1, 2]), "axes"),
+            numpy_helper.from_array(np.eye(3, DIMENSION, dtype=np.float32), "weights"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return write_tiny_model(path, model, dimension=DIMENSION, prototypes=0)
+
+
+def drawn(path: Path, model: Path, count: int) -> None:
+    """Make a gallery of a model with small pictures, a map and an index."""
+    spec = read_spec(model)
     draw(path.with_suffix(".npy"), count, DIMENSION)
     rows = np.load(path.with_suffix(".npy"), mmap_mode="r")
     policy = RebuildPolicy(automatic=False)
-    made_for: dict[str, Any] = {"model_name": "drawn", "fingerprint": "f" * 64, "dimension": DIMENSION}
+    made_for: dict[str, Any] = {
+        "model_name": spec.name,
+        "fingerprint": spec.fingerprint,
+        "dimension": DIMENSION,
+    }
     with closing(Gallery.create(path, policy=policy, thumbnail_side=32, **made_for)) as gallery:
         for start in range(0, count, 1000):
             gallery.upsert(item(number, rows[number]) for number in range(start, min(start + 1000, count)))
@@ -146,35 +169,47 @@ def drawn(path: Path, count: int) -> None:
 
 
 def item(number: int, vector: NDArray[np.float32]) -> GalleryItem:
-    """An item with a picture of one colour."""
-    file = BytesIO()
-    Image.new("RGB", (32, 32), (number % 256, number // 256 % 256, 128)).save(file, "JPEG")
+    """An item of one of 97 labels."""
     more: dict[str, Any] = {"label": f"class {number % 97}", "metadata": {"price": number % 1000}}
-    return GalleryItem(f"{number:07}", vector, thumbnail=file.getvalue(), **more)
+    return GalleryItem(f"{number:07}", vector, thumbnail=thumbnail(number % 97), **more)
+
+
+@cache
+def thumbnail(number: int) -> bytes:
+    """A picture of one colour, JPEG."""
+    file = BytesIO()
+    Image.new("RGB", (32, 32), (2 * number, 255 - number, 128)).save(file, "JPEG")
+    return file.getvalue()
 
 
 @contextmanager
-def served(gallery: Path | None, count: int) -> Iterator[tuple[str, str]]:
+def served(gallery: Path | None, model: Path | None, count: int) -> Iterator[tuple[str, str]]:
     """Serve a gallery, or one that is drawn; yields the address of the page and the gallery's name."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        path = gallery or work / "galleries" / "drawn"
+        path, model = gallery or work / "galleries" / "drawn", model or write_model(work / "colour.onnx")
         if gallery is None:
             path.parent.mkdir()
-            drawn(path, count)
-        words = ["--model", str(write_tiny_model(work / "tiny.onnx")), "--galleries", str(path.parent)]
+            drawn(path, model, count)
+        words = ["--model", str(model), "--galleries", str(path.parent)]
         command = [sys.executable, "-m", "crossbatch", "serve", *words, "--port", "0", "--web-port", "0"]
         with Served(command, work / "log", ready=r"page on (\S+)") as server:
             yield server.address, path.name
 
 
-def measured(browser: Browser, url: str, gallery: str, rounds: int) -> Iterator[dict[str, object]]:
+def measured(
+    browser: Browser, url: str, gallery: str, rounds: int, views: Iterable[str] = VIEWS
+) -> Iterator[dict[str, object]]:
     """Yield a row for each view, of medians; the map is left out where the gallery has none."""
     context = browser.new_context()
     reply = context.request.post(f"{url}v1/galleries/{gallery}/items:sample", data={"size": 1, "seed": 1})
+    if not reply.ok:
+        raise Failed(reply.text())
     (sample,) = reply.json()["items"]
     context.close()
-    for view in VIEWS if {"map_x", "map_y"} <= sample["metadata"].keys() else list(VIEWS)[:-1]:
+    for view in views:
+        if view == "map" and "map_x" not in sample.get("metadata", {}):
+            continue
         rows = [measure(browser, url, view, gallery, sample["key"]) for _ in range(rounds)]
         yield {"view": view, **{name: median([row[name] for row in rows]) for name in rows[0]}}
 
@@ -203,11 +238,12 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gallery", type=Path, help="a gallery to look at; by default one is drawn")
+    parser.add_argument("--model", type=Path, help="its model file")
     parser.add_argument("--count", type=int, default=1_000_000, help="items of the one that is drawn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--csv", type=Path, help="file that the rows are added to")
     given = parser.parse_args(words)
-    with served(given.gallery, given.count) as (url, gallery), sync_playwright() as driver:
+    with served(given.gallery, given.model, given.count) as (url, gallery), sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         rows = list(measured(browser, url, gallery, given.rounds))
         browser.close()

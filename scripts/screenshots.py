@@ -98,7 +98,7 @@ def served(demo: Path) -> Iterator[str]:
 
 
 def take(browser: Browser, url: str, demo: Path, view: str, width: str, scheme: str) -> bytes:
-    """Take one picture, as a PNG of 256 colours."""
+    """Take one picture, as a PNG; of 256 colours where it would be too large."""
     path, fields, ready = VIEWS[view]
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
     more = {"has_touch": True, "is_mobile": True, "device_scale_factor": 1.5} if width == "phone" else {}
@@ -109,13 +109,15 @@ def take(browser: Browser, url: str, demo: Path, view: str, width: str, scheme: 
     page.wait_for_load_state("networkidle")
     page.wait_for_function(
         "() => !document.querySelector('[aria-busy=true]')"
-        " && [...document.images].every((each) => each.complete)"
+        " && [...document.images].every((each) => each.complete"
+        " || each.getBoundingClientRect().top > innerHeight)"  # it is loaded when it comes into sight
     )
-    whole = Image.open(BytesIO(page.screenshot()))
+    whole = Image.open(BytesIO(page.screenshot())).convert("RGB")
     context.close()
-    file = BytesIO()
-    whole.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
-    return file.getvalue()
+    full, few = BytesIO(), BytesIO()
+    whole.save(full, "PNG", optimize=True)
+    whole.quantize(256, dither=Image.Dither.NONE).save(few, "PNG", optimize=True)
+    return full.getvalue() if full.tell() <= MOST_BYTES else few.getvalue()
 
 
 def main() -> int:

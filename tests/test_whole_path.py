@@ -59,6 +59,7 @@ def test_the_demo_runs_small(
     found = result_of(capsys, *words)
     assert set(found["metrics"]) == {"trained", "untrained"}
     assert len(found["hits"]) == 5
+    assert {"map_x", "map_y"} <= found["hits"][0]["metadata"].keys()
     assert "nearest neighbours" in render(found).lower()
     assert begun == {"train", "evaluate", "export", "index", "search"}
 

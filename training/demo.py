@@ -72,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
     _tell("4. Exporting to ONNX, and checking the file against the trained network")
     _crossbatch("export", trained, model, "--data", pictures)
     _tell("5. Indexing the unseen products into a gallery")
-    words = ["--split", "test", "--thumbnails"]
+    words = ["--split", "test", "--thumbnails", "--map", "pca"]
     _crossbatch("index", "--model", model, "--data", pictures, *words, galleries / _GALLERY)
     _tell("6. Serving it, and searching for a new picture of an unseen product")
     with _server(model, galleries) as (_, (address,)):

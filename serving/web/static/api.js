@@ -70,7 +70,7 @@ export const galleryPath = (name, rest = "") => `/v1/galleries/${encodeURICompon
 
 /** Fetch an item with its vector and thumbnail. */
 export async function item(gallery, key, options) {
-  const path = key.split("/").map(encodeURIComponent).join("/");
+  const path = encodeURIComponent(key); // slashes, too: a browser takes `..` between them for a step back
   const reply = await call("GET", galleryPath(gallery, `/items/${path}?with_thumbnail=true`), null, options);
   return { ...reply.item, thumbnail: reply.thumbnail ?? reply.item.thumbnail };
 }

@@ -1,6 +1,5 @@
 """Each view by the rules of axe-core, and at the width of a phone: light and dark."""
 
-import json
 from typing import Any
 
 import pytest
@@ -64,12 +63,10 @@ def compare(page: Page) -> None:
 
 
 def marked(page: Page) -> None:
-    rows = [[QUERY, "03/3.jpg", 1], [QUERY, "04/3.jpg", 0]]
-    page.evaluate(
-        "([gallery, rows]) => localStorage.setItem(`crossbatch-marks-${gallery}`, rows)",
-        [SHOP, json.dumps(rows)],
+    rows = f"query,result,relevant\n{QUERY},03/3.jpg,1\n{QUERY},04/3.jpg,0\n"
+    page.locator("input[type=file]").set_input_files(
+        {"name": "marks.csv", "mimeType": "text/csv", "buffer": rows.encode()}
     )
-    page.reload()
     page.locator("#marks-table summary").click()
 
 
@@ -81,15 +78,15 @@ def keyboard(page: Page) -> None:
 MIX = '[{"key":"03/2.jpg","weight":1},{"key":"00/1.jpg","weight":-1}]'
 SEEN: dict[str, tuple[str, dict[str, Any], Any]] = {
     "start": ("search", {}, start),
-    "results": ("search", {"key": QUERY, "filter": '[["sold","is",true]]'}, results),
-    "several": ("search", {"mix": MIX}, results),
+    "results": ("search", {"key": QUERY, "k": 6, "filter": '[["sold","is",true]]'}, results),
+    "several": ("search", {"mix": MIX, "k": 6}, results),
     "why": ("search", {"key": QUERY}, why),
-    "keyboard": ("search", {"key": QUERY}, keyboard),
-    "browse": ("browse", {}, browse),
+    "keyboard": ("search", {"key": QUERY, "k": 3}, keyboard),
+    "browse": ("browse", {"filter": '[["price","most",5]]'}, browse),
     "duplicates": ("browse", {"show": "duplicates", "above": 0.999}, lambda page: keys(page, "#duplicates")),
     "edit": ("browse", {"gallery": EDITED}, edit),
     "map": ("map", {}, points),
-    "compare": ("compare", {"other": OTHER, "key": QUERY, "list": '["random",5,1]'}, compare),
+    "compare": ("compare", {"other": OTHER, "k": 4, "key": QUERY, "list": '["random",5,1]'}, compare),
     "marks": ("marks", {}, marked),
     "error": ("search", {"gallery": "nowhere"}, lambda page: expect(page.locator(".notice")).to_be_visible()),
 }
@@ -104,9 +101,22 @@ def test_a_view_has_no_serious_fault_and_fits_a_phone(site: Site, page: Page, na
     for size in (DESKTOP, PHONE):
         page.set_viewport_size(size)  # type: ignore[arg-type]
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             if told := serious(page):
                 faults[size["width"], scheme] = told
     assert faults == {}
     wide = page.evaluate("() => document.documentElement.scrollWidth")
     assert wide <= PHONE["width"]
+
+
+def test_faults_for_the_eye_are_seen(site: Site, page: Page) -> None:
+    page.goto(site.link("marks", gallery=SHOP))
+    expect(page.locator(".notice")).to_be_visible()
+    page.evaluate("""() => {
+        const pale = Object.assign(document.createElement("p"), {textContent: "pale"});
+        pale.style.color = "#bbb";
+        document.querySelector("main").append(pale, document.createElement("input"));
+    }""")
+    told = "\n".join(serious(page))
+    assert "color-contrast (serious)" in told
+    assert "label (critical)" in told
