@@ -229,8 +229,8 @@ def _draw(client: Client, hits: list[Hit], settings: Settings) -> Path:
         about += f" that fulfil {settings.filter}"
     if hits and not any(hit.thumbnail for hit in hits):
         about += "; it keeps no thumbnails of them, as one made by `crossbatch index --thumbnails` does"
-    shown = {"gallery": settings.gallery, "columns": settings.column, "about": f"{about}."}
-    text = contact_sheet(query, picture, hits, **shown)
+    name, columns = settings.gallery, settings.column
+    text = contact_sheet(query, picture, hits, gallery=name, columns=columns, about=f"{about}.")
     stem = re.sub(r"[^\w.-]+", "_", Path(query).stem)[:60].strip(".") or "search"
     path = settings.page or _free(Path(stem))
     with written_once(path) as aside:

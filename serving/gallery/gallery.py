@@ -45,7 +45,6 @@ from serving.gallery.item import (
 from serving.gallery.search.counts import FieldCount, ValueCount, count_fields, count_values
 from serving.gallery.search.duplicates import Duplicate, DuplicatesPage, duplicates, duplicates_page
 from serving.gallery.search.filter import AllOf, Filter, check_filter, unknown_fields
-from serving.gallery.search.neighbours import neighbours
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import Snapshot, SnapshotCache
 from serving.gallery.status import GalleryStatus, status_of
@@ -190,7 +189,7 @@ class Gallery:
             else:
                 found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
             more = {"vectors": with_vectors, "thumbnails": with_thumbnails}
-            return neighbours(snapshot, reader, found, k, by_label=group_by_label, **more)
+            return snapshot.neighbours(reader, found, k, by_label=group_by_label, **more)
 
     def count(self, filter: Filter | None = None) -> int:
         """Return how many items fulfil a filter, which is checked as in `search`; all of them with none."""

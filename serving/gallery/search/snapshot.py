@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from serving.errors import Overloaded
 from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
+from serving.gallery.item import Neighbour
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter, check_kinds
 from serving.gallery.search.segment import (
@@ -156,6 +157,36 @@ class Snapshot:
         ends = np.cumsum([len(part) for part in growing])[:-1]
         deads = np.split(self.growing.dead, ends) if growing else []
         return [(self.sealed.columns, self.sealed.dead), *zip(growing, deads, strict=True)]
+
+    def neighbours(
+        self,
+        reader: Reader,
+        found: Sequence[list[tuple[int, float]]],
+        k: int,
+        *,
+        by_label: bool,
+        vectors: bool,
+        thumbnails: bool,
+    ) -> list[list[Neighbour]]:
+        """Return the best k of what was found for each query, seqs and scores: ties in the order of keys.
+
+        With `by_label` it is the best of each label; one without stands for itself.
+        """
+        rows = self.rows.find({seq for near in found for seq, _ in near}, reader)
+        units = {seq: self.vector(seq) for seq in rows} if vectors else {}
+        pictures = {seq: reader.thumbnail(row[0]) for seq, row in rows.items()} if thumbnails else {}
+        answers = []
+        for near in found:
+            ranked = sorted(near, key=lambda each: (-each[1], rows[each[0]][0]))
+            if by_label:
+                first: dict[str | int, tuple[int, float]] = {}
+                for seq, score in ranked:
+                    first.setdefault(rows[seq][1] or seq, (seq, score))
+                ranked = list(first.values())
+            # A score is a cosine, though vectors are of unit length but for rounding.
+            cut = [(i, max(-1.0, min(1.0, score))) for i, score in ranked[:k]]
+            answers.append([Neighbour(*rows[i], s, i, units.get(i), pictures.get(i, b"")) for i, s in cut])
+        return answers
 
     def vector(self, seq: int) -> NDArray[np.float32]:
         """Return the vector (d,) of an item that is held."""
