@@ -3,7 +3,7 @@
 Each command is a module with `Settings` (a pydantic model: default, flag, environment variable and help of
 each setting), `run(settings)` (does it, returns JSON-able results) and `render(result)` (the same for a
 person). There may be `complaint(result)`, the sentence to end with where a result shows a fault,
-`remark(result)`, what a person is told beside it, and `stay(result)`, which goes on until he ends it. Only
+`remark(result)`, what a person is told beside it, and `stay(result)`, which goes on until Ctrl-C. Only
 the module of the command asked for is imported.
 """
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.driving.figures import write_csv
 from serving.catalog.catalog import Catalog, Row, read
 from serving.cores import usable_cores
 from serving.gallery.directory import GalleryDirectory
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=0, help="the first so many; 0: all")
+    parser.add_argument("--csv", type=Path, help="file that all rounds are added to")
     given = parser.parse_args()
     catalog = read(given.data)
     rows = catalog.rows[: given.images or None]
@@ -128,6 +130,16 @@ def main() -> None:
             low, middle, high = _quartiles(ratios(seconds, name))
             line += f"   ratio {middle:.3f} ({low:.3f} to {high:.3f})"
         print(line)
+        if given.csv:
+            about = {"model": encoder.spec.name, "what": name, "images": len(rows), "threads": given.threads}
+            rounds = zip(taken, ratios(seconds, name), strict=True)
+            write_csv(
+                given.csv,
+                [
+                    about | {"round": number, "images_per_second": len(rows) / each, "ratio": ratio}
+                    for number, (each, ratio) in enumerate(rounds)
+                ],
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Exact MAP@R and R@k beside pytorch-metric-learning: seconds, memory, and whether the figures agree.
 
-    python benchmarks/metrics.py [--size 1.0] [--threads 2] [--repeats 2]
+    python benchmarks/metrics.py [--size 1.0] [--threads 2] [--repeats 2] [--csv FILE]
 
 At size 1 the sets have the sizes of Stanford Online Products, searched in itself, and of In-Shop, queries in
 a gallery. Each measurement is a process of its own, the two packages take turns, and the best of their
@@ -24,7 +24,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CASES", "Case", "compare", "table"]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.driving.figures import write_csv
+
+__all__ = ["CASES", "Case", "compare", "rows", "table"]
 
 PACKAGES: Final = ("crossbatch", "pytorch-metric-learning")
 FIGURES: Final = ("R@1", "R-precision", "MAP@R")
@@ -79,6 +83,17 @@ def table(case: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def rows(case: str, found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Give a row a package, with how many times as fast as pytorch-metric-learning it is."""
+    slowest = found[PACKAGES[1]]["seconds"]
+    return [
+        {"case": case, "package": package, "times": slowest / one["seconds"]}
+        | {name: one[name] for name in ("seconds", "mebibytes")}
+        | one["figures"]
+        for package, one in found.items()
+    ]
+
+
 def main(words: Sequence[str]) -> None:
     """Print a table for each case, or with --package one measurement as JSON."""
     parser = argparse.ArgumentParser(description="Exact retrieval metrics beside pytorch-metric-learning.")
@@ -87,12 +102,16 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--case", choices=CASES, help="this one only")
     parser.add_argument("--package", choices=PACKAGES, help="measure this one once, in this process")
+    parser.add_argument("--csv", type=Path, help="file that a row a package is added to")
     given = parser.parse_args(words)
     if given.package:
         print(json.dumps(_measure(given.package, CASES[given.case], given.size)))
         return
     for case in [given.case] if given.case else CASES:
-        print(table(case, compare(case, size=given.size, threads=given.threads, repeats=given.repeats)))
+        found = compare(case, size=given.size, threads=given.threads, repeats=given.repeats)
+        print(table(case, found))
+        if given.csv:
+            write_csv(given.csv, rows(case, found))
 
 
 def _in_a_process(package: str, case: str, size: float, threads: int) -> dict[str, Any]:

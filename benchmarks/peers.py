@@ -5,16 +5,16 @@ r"""The same model in crossbatch, Triton and MLServer, each as its user would ru
 
 Each server runs the same ONNX file with the same number of threads and the same ONNX Runtime options; the
 peers get a copy that has no other outputs than the embeddings, as ONNX Runtime would compute those too. All
-are asked by the same client, a process of its own, with 1, 8 and 32 calls of one image in flight. Triton and
-MLServer get encoded images, which their model function decodes with crossbatch's own preprocessing in as many
-threads, and in rows of their own what their users mostly send: pixels, decoded by nobody, which spares them
-that work and costs more bytes. Of each, the best of a few sizes of batch and waits is taken, found by a trial
-before. Before anything is timed, each must answer with the embeddings of the plain loop. Rounds, the plain
-loop and the figures are as in benchmarks/load.py; all servers stay up, and those that wait take no processor
-time.
+are asked by the same client, a process of its own, with 1, 8, 32 and 128 calls of one image in flight. Triton
+and MLServer get encoded images, which their model function decodes with crossbatch's own preprocessing in as
+many threads, and in rows of their own what their users mostly send: pixels, decoded by nobody, which spares
+them that work and costs more bytes. Of each, the best of a few sizes of batch and waits is taken, found by a
+trial before. Before anything is timed, each must answer with the embeddings of the plain loop. Rounds, the
+plain loop and the figures are as in benchmarks/load.py; all servers stay up, and those that wait take no
+processor time.
 
-Bound: ahead of both at 1, 8 and 32 in flight, encoded images against encoded images. The exit status is 1
-where it was not met, or where a peer whose environment was given could not take part.
+Bound: ahead of both at 1, 8, 32 and 128 in flight, encoded images against encoded images. The exit status is
+1 where it was not met, or where a peer whose environment was given could not take part.
 
 Each peer has an environment of its own:
 

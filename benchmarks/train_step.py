@@ -21,6 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.driving.figures import write_csv
 from training.loop.processes import start_processes
 from training.loop.trainee import build_optimizer
 from training.losses.objective import Objective
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--size", choices=CASES, default="full")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of steps; 0: 15, or 200 for a small net")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--csv", type=Path, help="file that a row a case is added to")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads")
     for case in CASES[options.size]:
@@ -152,6 +154,11 @@ def main() -> None:
             f" cost {middle:+.2f} % (quartiles {low:+.2f} to {high:+.2f}; bound {100 * case.bound:.0f} %),"
             f" loss {cost.loss:.4f}"
         )
+        if options.csv:
+            figures = {"without_ms": 1e3 * cost.seconds[0], "with_ms": 1e3 * cost.seconds[1]}
+            quartiles = dict(zip(("first_quartile", "cost", "third_quartile"), cost.quartiles, strict=True))
+            about = {"case": case.name, "device": options.device, "threads": torch.get_num_threads()}
+            write_csv(options.csv, [about | {"pairs": pairs} | figures | quartiles | {"bound": case.bound}])
 
 
 if __name__ == "__main__":

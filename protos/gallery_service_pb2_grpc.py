@@ -223,7 +223,8 @@ class GalleryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SampleItems(self, request, context):
-        """Returns items drawn at random, each at most once, all equally likely.
+        """Returns items drawn at random, each at most once, all equally likely; fewer than asked for where the gallery has
+        fewer, or more would outgrow a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,22 +232,23 @@ class GalleryServiceServicer:
 
     def ListFields(self, request, context):
         """Tells which fields the metadata has, what kinds of value they hold, and how many items have them; the label is
-        among them as `$label`.
+        among them as `$label`. Of more than 1,000 fields, those that hold the most values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListValues(self, request, context):
-        """Tells which values a field has, and how many items have each: the most frequent first, ties by value.
+        """Tells which values a field has, and how many items have each: the most frequent first, ties by value, booleans
+        before numbers before strings. Objects are not among them. A field that no item has, has no values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDuplicates(self, request, context):
-        """Compares a page of items with their nearest, by the index, and returns the pairs that are nearly alike. A pair may
-        come in two pages, once from each side.
+        """Compares a page of items, in the order in which they were written, with their 64 nearest, by the index, and returns
+        the pairs that are nearly alike. A pair may come in two pages, once from each side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,21 +7,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_560,
+    "training": 8_000,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 6_080,
+    "serving/gallery": 6_460,
     "serving/indexing": 822,
-    "serving/client": 1_340,
+    "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 900,
     "serving/observability": 720,
     "serving/server": 740,
-    "serving/web": 2_780,
-    "serving": 850,
+    "serving/web": 2_820,
+    "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 26_260, 176, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 28_150, 188, 400
 
 
 def files(room: str) -> Iterator[Path]:

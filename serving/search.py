@@ -1,16 +1,20 @@
 """The search command: the nearest items to a photo, an item or many photos, asked of a running server."""
 
 import json
+import os
 import re
+import sys
+import webbrowser
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from serving.client import Client
+from serving.client import Client, Hit
 from serving.client.connection import MOST_RETRIES
-from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
+from serving.errors import BadImage, CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
@@ -18,6 +22,7 @@ __all__ = ["Settings", "remark", "render", "run"]
 
 _SHOWN = ("key", "label", "uri", "metadata", "version")
 _ENDINGS = (".parquet", ".csv", ".jsonl")
+_SIDE, _MOST_BYTES = 320, 200_000  # of the query's picture on a page, in pixels and bytes
 _LONG = 120.0  # seconds for a call of many photos, a slow model and three more such calls before it
 
 
@@ -52,8 +57,13 @@ class Settings(BaseModel):
     """Least score of the photo's best hit for that; 0.9 by default."""
     model: str = ""
     """Name of the model that embeds the photo; the first one that fits by default."""
-    show: tuple[str, ...] = ()
+    column: tuple[str, ...] = ()
     """Field of the metadata to show in a column; may be given several times."""
+    show: bool = False
+    """Write the hits with their thumbnails as one HTML page, named after the photo, into the current folder;
+    on a terminal, open it in the browser."""
+    page: Path | None = None
+    """Write that page to this file."""
     api_key: SecretStr | None = None
     """API key, if the server wants one. Set the variable rather than the flag, which other users of the
     machine can see."""
@@ -93,8 +103,12 @@ class Settings(BaseModel):
             raise ValueError(f"{self.photo} is a folder; give the file for its hits by --out")
         if self.out is not None and self.photo is None:
             raise ValueError("--out is for many photos: give a folder, or a text file of their paths")
-        if self.out is not None and self.show:
-            raise ValueError("the file that --out names has all metadata; leave --show out")
+        if self.out is not None and self.column:
+            raise ValueError("the file that --out names has all metadata; leave --column out")
+        if self.out is not None and (self.show or self.page is not None):
+            raise ValueError(
+                "--show and --page are for one photo, and --out is for many: leave one of them out"
+            )
         if self.out is not None and self.out.suffix not in _ENDINGS:
             raise ValueError(f"The name that --out gives must end in {' or '.join(_ENDINGS)}")
         return self
@@ -134,7 +148,11 @@ def run(settings: Settings) -> dict[str, Any]:
                 counts = write_hits(photos, search, out, told)
                 return {"gallery": settings.gallery, "out": str(out), "unread": unread, **counts}
             images, keys = (None if photo is None else [photo]), (None if key is None else [key])
-            (hits,) = client.search(settings.gallery, images=images, keys=keys, **asked)
+            drawn = settings.show or settings.page is not None
+            (hits,) = client.search(
+                settings.gallery, images=images, keys=keys, with_thumbnails=drawn, **asked
+            )
+            page = _draw(client, hits, settings) if drawn else None
     except CrossbatchError as error:
         raise error.saying(_in_words_of_the_command(error, settings)) from error
     return {
@@ -142,7 +160,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "key": key,
         "gallery": settings.gallery,
         "filter": settings.filter,
-        "show": list(settings.show),
+        "column": list(settings.column),
+        "page": None if page is None else str(page),
         "hits": [
             {"rank": rank, "score": round(hit.score, 6)} | {field: getattr(hit, field) for field in _SHOWN}
             for rank, hit in enumerate(hits, start=1)
@@ -159,11 +178,13 @@ def render(result: dict[str, Any]) -> str:
             f"with an error in the place of hits: {result['errors']:,}"
         )
         return "\n".join([told, *result["unread"]])
+    page = [] if result["page"] is None else [f"wrote {result['page']}"]
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
         sought = result["photo"] or result["key"]
-        return f"the gallery {result['gallery']} holds no item{passing}, or none near enough to {sought}"
-    shown = result["show"]
+        told = f"the gallery {result['gallery']} holds no item{passing}, or none near enough to {sought}"
+        return "\n".join([told, *page])
+    shown = result["column"]
     rows = [["rank", "score", "label", *shown, "key"]]
     for hit in result["hits"]:
         named = hit["key"] if hit["uri"] in ("", hit["key"]) else f"{hit['key']}  {hit['uri']}"
@@ -172,7 +193,7 @@ def render(result: dict[str, Any]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = (">", ">", *"<" * (len(widths) - 2))  # the two numbers go to the right
     line = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
-    return "\n".join(line.format(*row).rstrip() for row in rows)
+    return "\n".join([*(line.format(*row).rstrip() for row in rows), *page])
 
 
 def remark(result: dict[str, Any]) -> str | None:
@@ -180,12 +201,49 @@ def remark(result: dict[str, Any]) -> str | None:
     if "out" in result:
         return None
     there = {field for hit in result["hits"] for field in hit["metadata"]}
-    missing = [field for field in result["show"] if field not in there]
+    missing = [field for field in result["column"] if field not in there]
     if not missing or not result["hits"]:
         return None
     near = [each for field in missing for each in get_close_matches(field, there, 1)]
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     return f"no hit has {' or '.join(missing)} in its metadata{hint}"
+
+
+def _draw(client: Client, hits: list[Hit], settings: Settings) -> Path:
+    """Write the contact sheet; gives its path."""
+    from serving.gallery.disk import written_once  # here, as a search that draws nothing needs none of it
+    from serving.model.preprocess import thumbnail
+    from serving.sheet import contact_sheet
+
+    if settings.photo is None:
+        query = str(settings.key)
+        picture = client.get(settings.gallery, query, thumbnail=True).thumbnail
+    else:
+        query = settings.photo.name
+        try:
+            picture = thumbnail(settings.photo.read_bytes(), side=_SIDE, most_bytes=_MOST_BYTES)
+        except (BadImage, OSError):  # the server may read formats that this machine does not
+            picture = b""
+    about = f"The nearest of the gallery {settings.gallery}, by cosine: {len(hits)} items"
+    if settings.filter is not None:
+        about += f" that fulfil {settings.filter}"
+    if hits and not any(hit.thumbnail for hit in hits):
+        about += "; it keeps no thumbnails of them, as one made by `crossbatch index --thumbnails` does"
+    shown = {"gallery": settings.gallery, "columns": settings.column, "about": f"{about}."}
+    text = contact_sheet(query, picture, hits, **shown)
+    stem = re.sub(r"[^\w.-]+", "_", Path(query).stem)[:60].strip(".") or "search"
+    path = settings.page or _free(Path(stem))
+    with written_once(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+    if settings.show and sys.stdout.isatty():
+        webbrowser.open(path.absolute().as_uri())
+    return path
+
+
+def _free(stem: Path) -> Path:
+    """Give the first of STEM.html, STEM-2.html and so on that is not there."""
+    names = (stem.with_name(f"{stem}{f'-{number}' if number > 1 else ''}.html") for number in count(1))
+    return next(path for path in names if not os.path.lexists(path))
 
 
 def _in_words_of_the_command(error: CrossbatchError, settings: Settings) -> str:

@@ -155,7 +155,8 @@ def _crossbatch(*words: str | Path) -> dict[str, Any]:
 @contextmanager
 def _server(model: Path, galleries: Path, *more: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
     """Serve on free ports of the loopback until the block ends; yields the address, and that of the page."""
-    words = ("serve", "--model", model, "--galleries", galleries, "--host", "127.0.0.1", "--port", "0", *more)
+    words: list[str | Path] = ["serve", "--model", model, "--galleries", galleries, *more]
+    words += ["--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as server:
         try:
             places: list[str] = []

@@ -23,6 +23,7 @@ from training.data.partition import Exclude, Partition, Table, divide, read_own
 from training.data.pictures import check_classes, check_pairs, first_of, read_pictures, tell_unreadable
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
+from training.loop.logbook import waited_share
 from training.loop.processes import agree, keep_freed_memory, processes
 from training.loop.run import LAST, begin, check_vacant, new_record, read_recipe, read_record, reserved
 from training.loop.trainee import build_network, start_trainee
@@ -69,7 +70,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train as the recipe says; with `list`, give only `recipes`.
 
     Gives `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, its
-    metrics on validation classes), `format`, `images` and `classes` that trained, `validation_images`,
+    metrics on validation classes), `waited` (which share of the epochs' seconds steps waited for batches,
+    None where no epoch told), `format`, `images` and `classes` that trained, `validation_images`,
     `unlabelled` (how many images are of no class), `unreadable` (those left out) and `seconds`.
     """
     if settings.list:
@@ -106,6 +108,8 @@ def render(result: dict[str, Any]) -> str:
         measured = f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
         measured += " on the validation classes (percent)"
     lines.append(f"{told}; epoch {best['epoch']} is kept{measured}.")
+    if result["waited"] is not None:
+        lines.append(f"Steps waited for batches {100 * result['waited']:.1f} % of the epochs' time.")
     if best["epoch"] == 0:
         lines.append("No epoch did better than the start on validation: these weights are untrained.")
     return "\n".join([*lines, f"The run is in {result['run']}."])
@@ -167,6 +171,7 @@ def _train(
         "epochs": logbook.epochs_done,
         "finished": finished,
         "best": logbook.best,
+        "waited": waited_share(logbook.history),
         "format": catalog.format,
         "images": len(pictures),
         "classes": len(pictures.classes),

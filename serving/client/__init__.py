@@ -2,10 +2,22 @@
 
 from serving.client.async_client import AsyncClient
 from serving.client.client import Client
-from serving.client.records import BuildProgress, Explanation, GalleryInfo, Hit, Item, ModelInfo, Reloaded
-from serving.client.records import StoredItem as StoredItem
+from serving.client.records import (
+    BuildProgress,
+    Explanation,
+    FieldInfo,
+    FieldValues,
+    GalleryInfo,
+    Hit,
+    Item,
+    ModelInfo,
+    Pair,
+    Reloaded,
+    StoredItem,
+    ValueCount,
+)
 
 __all__ = [
-    "AsyncClient", "BuildProgress", "Client", "Explanation", "GalleryInfo", "Hit", "Item", "ModelInfo",
-    "Reloaded", "StoredItem",
+    "AsyncClient", "BuildProgress", "Client", "Explanation", "FieldInfo", "FieldValues", "GalleryInfo", "Hit",
+    "Item", "ModelInfo", "Pair", "Reloaded", "StoredItem", "ValueCount",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from serving.client.records import Explanation, Hit, Images
 from serving.client.requests import Bulk, Request, SearchOptions, image_bytes, item_message, request, search
 from serving.errors import CrossbatchError
 from serving.gallery.search.filter import Filter
-from serving.rpc.limits import MAX_EXPLAINED, MAX_PAGE
+from serving.rpc.limits import DEFAULT_PAGE, MAX_EXPLAINED, MAX_PAGE
 
 __all__ = ["Client"]
 
@@ -121,13 +121,64 @@ class Client(BaseClient):
         """Read one item with its vector, and with its thumbnail if that is wanted."""
         return self._send("GetItem", records.item_of, gallery=gallery, key=key, with_thumbnail=thumbnail)
 
-    def items(self, gallery: str, *, prefix: str = "", vectors: bool = False) -> Iterator[records.StoredItem]:
+    def items(
+        self,
+        gallery: str,
+        *,
+        prefix: str = "",
+        filter: Filter | Mapping[str, Any] | None = None,
+        vectors: bool = False,
+        thumbnails: bool = False,
+    ) -> Iterator[records.StoredItem]:
         """Read all items in the order of their keys, those whose key begins with `prefix`.
 
-        Each page is asked for when its turn comes. An item that is written meanwhile comes once, old or new.
+        With a `filter` it is those that fulfil it, in the order in which they were written; give one of the
+        two. Each page is asked for when its turn comes. An item that is written meanwhile comes once, old or
+        new; with a filter it may come again.
         """
-        fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": MAX_PAGE}
+        fields: dict[str, Any] = {"with_vectors": vectors, "with_thumbnails": thumbnails}
+        fields |= {"key_prefix": prefix, "filter": requests.filter_sent(filter), "page_size": MAX_PAGE}
         return self._iterate(self._pages(request("ListItems", gallery=gallery, **fields), records.items_of))
+
+    def sample(
+        self,
+        gallery: str,
+        size: int = DEFAULT_PAGE,
+        *,
+        filter: Filter | Mapping[str, Any] | None = None,
+        thumbnails: bool = False,
+        seed: int = 0,
+    ) -> list[records.StoredItem]:
+        """Read up to 1,000 items drawn at random, all equally likely, of those that fulfil a filter.
+
+        The same `seed` draws the same items of an unchanged gallery; 0 draws anew.
+        """
+        fields: dict[str, Any] = {"size": size, "with_thumbnails": thumbnails, "seed": seed}
+        fields["filter"] = requests.filter_sent(filter)
+        return self._send("SampleItems", records.items_of, gallery=gallery, **fields)
+
+    def fields(self, gallery: str) -> list[records.FieldInfo]:
+        """Tell the fields of the metadata, and the label's, "$label", sorted by name."""
+        return self._send("ListFields", records.fields_of, gallery=gallery)
+
+    def values(
+        self, gallery: str, field: str, *, prefix: str = "", limit: int = DEFAULT_PAGE
+    ) -> records.FieldValues:
+        """Tell the most frequent values of a field, up to 1,000, and how many items have each.
+
+        With a `prefix` it is the strings that begin with it, whatever the case of their letters.
+        """
+        fields: dict[str, Any] = {"field": field, "prefix": prefix, "page_size": limit}
+        return self._send("ListValues", records.values_of, gallery=gallery, **fields)
+
+    def duplicates(self, gallery: str, above: float) -> Iterator[records.Pair]:
+        """Find pairs of items that score at least `above`, a page of items after the other.
+
+        Each item is compared with its 64 nearest by the index. A pair may come twice, once from each side.
+        """
+        return self._iterate(
+            self._pages(request("ListDuplicates", gallery=gallery, above=above), records.pairs_of)
+        )
 
     def count(self, gallery: str, *, filter: Filter | Mapping[str, Any] | None = None) -> int:
         """Count the items that fulfil a filter, of either form that `search` takes; all of them without."""

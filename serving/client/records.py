@@ -11,12 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.status import from_status
-from serving.rpc.wire import plain_of, vector_of
+from serving.rpc.wire import number_of, plain_of, vector_of
 
 __all__ = [
-    "BuildProgress", "Explanation", "GalleryInfo", "Hit", "ImageFile", "ImageLike", "Images", "Item", "Items",
-    "ModelInfo", "Reloaded", "StoredItem", "explanations_of", "galleries_of", "gallery_of", "hits_of",
-    "item_of", "items_of", "model_of", "models_of", "progress_of", "reloaded_of", "vectors_of",
+    "BuildProgress", "Explanation", "FieldInfo", "FieldValues", "GalleryInfo", "Hit", "ImageFile",
+    "ImageLike", "Images", "Item", "Items", "ModelInfo", "Pair", "Reloaded", "StoredItem", "ValueCount",
+    "explanations_of", "fields_of", "galleries_of", "gallery_of", "hits_of", "item_of", "items_of",
+    "model_of", "models_of", "pairs_of", "progress_of", "reloaded_of", "values_of", "vectors_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -110,6 +111,46 @@ class GalleryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """A field of the metadata, or "$label", and the number of `items` that have it.
+
+    `kinds` are those of what it holds, sorted: "boolean", "number", "string"; none where only objects.
+    `least` and `most` are of its numbers, None where it holds none.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    items: int
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCount:
+    """A value of a field, and the number of `items` that have it."""
+
+    value: str | bool | int | float
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValues:
+    """The most frequent `values` of a field, in order; `distinct` is how many there are in all."""
+
+    values: tuple[ValueCount, ...]
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two items that are nearly alike, the one that was compared first; `score` is their cosine."""
+
+    key: str
+    other: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class BuildProgress:
     """`done` of `total` (0: not known) of a `stage`; the last one has no stage but the finished `gallery`."""
 
@@ -166,7 +207,7 @@ class Reloaded:
 
 
 def item_of(reply: Any) -> StoredItem:
-    """Read the item of a reply, with its thumbnail."""
+    """Read the item of a reply, with its thumbnail, which comes beside it."""
     return replace(_record(StoredItem, reply.item), thumbnail=reply.thumbnail)
 
 
@@ -175,6 +216,11 @@ def _hit(hit: Any) -> Hit:
     vector = vector_of(hit.vector) if hit.vector else None
     metadata = plain_of(hit.metadata)
     return Hit(hit.key, hit.score, hit.label, hit.uri, metadata, hit.version, vector, hit.thumbnail)
+
+
+def _value(message: Any) -> Any:
+    value = getattr(message, message.WhichOneof("kind"))
+    return number_of(value) if isinstance(value, float) else value
 
 
 def _record(kind: type[T], message: Any) -> T:
@@ -199,6 +245,7 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 explanations_of = _each(partial(_record, Explanation))
+fields_of, pairs_of, values_of = _all(FieldInfo, "fields"), _all(Pair, "pairs"), partial(_record, FieldValues)
 galleries_of, gallery_of = _all(GalleryInfo, "galleries"), _one(GalleryInfo, "gallery")
 hits_of = _each(lambda result: [_hit(each) for each in result.hits])
 items_of = _all(StoredItem, "items")
@@ -212,11 +259,15 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "fresh": lambda it: it.fresh_items,
     "gallery": lambda it: gallery_of(it) if it.HasField("gallery") else None,
     "histogram": lambda it: vector_of(it.histogram),
+    "kinds": lambda it: tuple(it.kinds),
+    "least": lambda it: it.least if it.HasField("least") else None,
     "loaded": lambda it: tuple(it.loaded),
     "metadata": lambda it: plain_of(it.metadata),
     "models": lambda it: tuple(models_of(it)),
+    "most": lambda it: it.most if it.HasField("most") else None,
     "problem": lambda it: from_status(it.problem) if it.HasField("problem") else None,
     "removed": lambda it: tuple(it.removed),
-    "thumbnail": lambda it: b"",  # it comes beside the item
+    "value": lambda it: _value(it.value),
+    "values": lambda it: tuple(_record(ValueCount, each) for each in it.values),
     "vector": lambda it: vector_of(it.vector) if it.vector else None,
 }

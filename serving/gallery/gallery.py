@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -49,7 +49,7 @@ from serving.gallery.search.neighbours import neighbours
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import Snapshot, SnapshotCache
 from serving.gallery.status import GalleryStatus, status_of
-from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE, MadeFor
 from serving.gallery.store.store import Store, create_store
 from serving.gallery.store.transaction import Reader
 
@@ -58,17 +58,6 @@ if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
 __all__ = ["Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
-
-
-class MadeFor(TypedDict):
-    """What a new gallery is made for."""
-
-    model_name: str
-    fingerprint: str
-    dimension: int
-    thumbnail_side: NotRequired[int]  # longer side in pixels of the pictures kept with items; 0: none
-    index: NotRequired[str]  # "auto", which is to reach the recall, "exact" or a FAISS factory string
-    recall: NotRequired[float]  # of the 10 nearest
 
 
 class Gallery:
@@ -225,9 +214,9 @@ class Gallery:
     def sample(
         self, size: int, *, filter: Filter | None = None, seed: int = 0, thumbnails: bool = False
     ) -> Generator[GalleryItem]:
-        """Yield `size` items that fulfil a filter, or all where there are fewer, drawn alike likely.
+        """Yield `size` items that fulfil a filter, or all where there are fewer, each as likely as any other.
 
-        The same `seed`, unless 0, draws the same of the same items. They are read as `matching` does.
+        The same `seed` draws the same of an unchanged gallery, 0 draws anew. They are read as in `matching`.
         """
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
@@ -261,7 +250,7 @@ class Gallery:
             return count_fields(snapshot.columns(), limit)
 
     def values(self, field: str, *, prefix: str = "", limit: int = 100) -> tuple[list[ValueCount], int]:
-        """Return a field's `limit` most frequent values, the first first, and how many there are in all.
+        """Return the `limit` most frequent values of a field, in order, and how many there are in all.
 
         With a prefix it is strings that begin with it, whatever the case of their letters.
         """
@@ -359,7 +348,7 @@ class Gallery:
     def by_key(
         self, *, after: str = "", prefix: str = "", thumbnails: bool = False
     ) -> Generator[GalleryItem]:
-        """Yield the items by key that follow `after` and begin with `prefix`, read as `matching` does."""
+        """Yield the items by key that follow `after` and begin with `prefix`, read as in `matching`."""
         with self._store.read() as reader:
             found = reader.by_key(after=after, prefix=prefix)
             yield from reader.pictured(found) if thumbnails else found

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import Unavailable, cause_of
 from serving.gallery.disk import stamp_of
+from serving.look import palette
 from serving.rpc.address import check_host, held_socket, is_loopback, written_address
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.tls import renewed_context, trusting
@@ -55,7 +56,10 @@ def application(gateway: ASGIApp, hosts: list[str]) -> ASGIApp:
     async def index(request: Request) -> Response:
         return await static.get_response("index.html", request.scope)
 
-    files = Starlette(routes=[Route("/", index), Mount("/static", static)])
+    async def colours(_: Request) -> Response:
+        return Response(palette(prototypes=True), media_type="text/css")
+
+    files = Starlette(routes=[Route("/", index), Route("/palette.css", colours), Mount("/static", static)])
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         calls = scope["raw_path"].startswith(b"/v1")

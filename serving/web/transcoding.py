@@ -44,26 +44,25 @@ class Route:
 
     def request(self, variables: dict[str, str], query: bytes, body: bytes | bytearray) -> Message:
         """Make the request; what is none is an InvalidArgument that names the field."""
-        message: Message = GetMessageClass(self.method.input_type)()
+        kind = self.method.input_type
+        message: Message = GetMessageClass(kind)()
         fields: dict[str, Any] = {}
         try:
             if self.has_body:
                 if body and not re.match(rb"\s*\{", body):
                     raise ValueError("it is no object")
-                json_format.Parse(body or b"{}", message)
+                json_format.Parse(bytes(body) or b"{}", message)
             texts = parse_qs(query.decode(), True, errors="strict", max_num_fields=_MOST_PARAMETERS)
             if self.has_body and texts:
                 raise ValueError(f"no field can be given in the query, as {next(iter(texts))!r:.100} is")
             for path, values in texts.items():
-                _put(message.DESCRIPTOR, fields, path, values)
+                _put(kind, fields, path, values)
             for path, raw in variables.items():
-                _put(message.DESCRIPTOR, fields, path, [unquote(raw, errors="strict")])
+                _put(kind, fields, path, [unquote(raw, errors="strict")])
             json_format.ParseDict(fields, message)
         except (ValueError, TypeError, RecursionError, json_format.Error) as error:
             reason = str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
-            raise InvalidArgument(
-                f"This is not the JSON of a {self.method.input_type.name}: {reason:.500}."
-            ) from error
+            raise InvalidArgument(f"This is not the JSON of a {kind.name}: {reason:.500}.") from error
         return message
 
 

@@ -58,6 +58,10 @@ def test_the_life_of_a_gallery(running: Server, tmp_path: Path) -> None:
         (hits,) = await client.search("birds", images=[b"a"], k=1)
         assert hits[0].key == (await client.get("birds", "a")).key == "a"
         assert [item.key async for item in client.items("birds")] == ["a", "b"]
+        assert {item.key for item in await client.sample("birds")} == {"a", "b"}
+        assert await client.fields("birds") == []
+        assert (await client.values("birds", "$label")).distinct == 0
+        assert [pair async for pair in client.duplicates("birds", 1.0)] == []
         assert await client.delete("birds", ["a", "nobody"]) == 1
         assert [gallery.items for gallery in await client.galleries()] == [1]
         with pytest.raises(NotFound):

@@ -28,7 +28,7 @@ from serving.gallery.index.choice import (
     tuned,
 )
 from serving.gallery.index.index import IndexDamaged, IndexMetadata, Trial
-from serving.gallery.search.filter import Equal, Range
+from serving.gallery.search.filter import Equal, In, Not, Range
 from tests.serving.vectors import clustered, created, normalized, units
 
 Built = tuple[IndexBuilder, IndexMetadata]
@@ -151,11 +151,11 @@ def test_pca_of_all_dimensions_keeps_inner_products() -> None:
 @pytest.mark.usefixtures("eager")
 def test_fewer_dimensions_are_tried_and_taken_where_they_hold_what_tells_vectors_apart() -> None:
     random = np.random.default_rng(0)
-    basis, noise = random.standard_normal((12, 256)) / 16, random.standard_normal((4200, 256)) / 16
-    rows = normalized(clustered(4200, 12) @ basis + 0.05 * noise)
-    builder, facts = built(rows[:4000], "PCA64,HNSW32,SQ8,RFlat")
-    assert min(facts.recall, true_recall(builder, rows[:4000], rows[4000:])) >= 0.94
-    _, facts = built(units(4000, 256))
+    basis, noise = random.standard_normal((12, 256)) / 16, random.standard_normal((2200, 256)) / 16
+    rows = normalized(clustered(2200, 12) @ basis + 0.05 * noise)
+    builder, facts = built(rows[:2000], "PCA64,HNSW32,SQ8,RFlat")
+    assert min(facts.recall, true_recall(builder, rows[:2000], rows[2000:])) >= 0.94
+    _, facts = built(units(2000, 256))
     assert "PCA64,HNSW32,SQ8,RFlat" in [each.type for each in facts.trials]
     assert not facts.type.startswith("PCA")  # what is alike in all directions is not compressed
 
@@ -201,7 +201,7 @@ def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("galleries") / "a"
     with closing(created(path, DIMENSION, index=request.param, recall=0.95)) as gallery:
         gallery.upsert(
-            GalleryItem(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2})
+            GalleryItem(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2, "class": i // EACH})
             for i, row in enumerate(VECTORS)
         )
         gallery.rebuild()
@@ -224,7 +224,7 @@ def test_as_many_are_found_of_more(gallery: Gallery, k: int, half: bool) -> None
     assert share([[int(hit.key) for hit in hits] for hits in found], scores, k) > 0.93
 
 
-@pytest.mark.parametrize("type_", ["HNSW16,SQ8,RFlat", "PCA16,HNSW16,SQ8,RFlat", "HNSW16,Flat"])
+@pytest.mark.parametrize("type_", ["HNSW16,SQ8,RFlat", "PCA24,HNSW16,SQ8,RFlat", "HNSW16,Flat"])
 def test_as_many_are_found_of_those_that_pass_a_filter(
     memory: Path, monkeypatch: pytest.MonkeyPatch, type_: str
 ) -> None:
@@ -241,6 +241,18 @@ def test_as_many_are_found_of_those_that_pass_a_filter(
             found = gallery.search(queries, 10, filter=Range("n", below=passing))
             scores = np.where(np.array(tenth) < passing, queries @ rows.T, -2)
             assert share([[int(hit.key) for hit in hits] for hits in found], scores, 10) > 0.93
+
+
+@pytest.mark.parametrize("others", [1, 45, 62])
+def test_as_many_are_found_where_none_of_the_nearest_pass(gallery: Gallery, others: int) -> None:
+    """Nearly all, most and less than half of the items pass, and none of the clusters about the query."""
+    classes, found, wanted = np.repeat(np.arange(CLUSTERS), EACH), [], QUERIES @ VECTORS.T
+    for scores, query, own in zip(wanted, QUERIES, np.argsort(-(QUERIES @ CENTRES.T), axis=1), strict=True):
+        without = own[:others].tolist()
+        scores[np.isin(classes, without)] = -2
+        (hits,) = gallery.search(query[None], 10, filter=Not(In("class", tuple(without))))
+        found.append([int(hit.key) for hit in hits])
+    assert share(found, wanted, 10) > 0.93
 
 
 def test_as_many_labels_are_found(gallery: Gallery) -> None:

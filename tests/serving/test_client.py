@@ -12,11 +12,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from serving.client import Client, Hit, Item, StoredItem, requests
+from serving.client import Client, FieldInfo, FieldValues, Hit, Item, StoredItem, ValueCount, requests
 from serving.errors import AlreadyExists, BadImage, Conflict, InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.search.filter import AllOf, Equal, Exists, Range
 from serving.model import preprocess
+from tests.pictures import encoded, picture
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -330,6 +331,49 @@ def test_items_are_read_over_all_pages_as_needed(client: Client, monkeypatch: py
     assert next(reading).key == "a/00"
     client.delete("birds", keys[7:49])
     assert [item.key for item in reading] == [*keys[1:7], keys[49]]
+
+
+def test_what_a_gallery_has_is_looked_at(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.client.client.MAX_PAGE", 7)
+    made = [bird(f"{i:02}", label="ab"[i % 2], metadata={"price": i % 3, "sale": i > 20}) for i in range(25)]
+    client.upsert("birds", [*made[10:], *made[:10], Item("twin", vector=vector_for(b"00"))])
+    cheap = [item.key for item in client.items("birds", filter={"price": {"$lt": 1}})]
+    assert cheap == ["12", "15", "18", "21", "24", "00", "03", "06", "09"]
+    drawn = client.sample("birds", 4, filter=Equal("price", 0), seed=3)
+    assert drawn == client.sample("birds", 4, filter={"price": 0}, seed=3)
+    assert len({item.key for item in drawn} & {*cheap}) == 4
+    assert len(client.sample("birds")) == 26
+    assert client.fields("birds") == [
+        FieldInfo("$label", ("string",), 25),
+        FieldInfo("price", ("number",), 25, 0, 2),
+        FieldInfo("sale", ("boolean",), 25),
+    ]
+    assert client.values("birds", "price", limit=2) == FieldValues((ValueCount(0, 9), ValueCount(1, 8)), 3)
+    assert isinstance(client.values("birds", "price").values[0].value, int)
+    assert client.values("birds", "$label", prefix="A").values == (ValueCount("a", 13),)
+    assert [each.value for each in client.values("birds", "sale").values] == [False, True]
+    ((one, other, score),) = {
+        (pair.key, pair.other, pair.score) for pair in client.duplicates("birds", 0.9999)
+    }
+    assert {one, other} == {"00", "twin"}
+    assert score == pytest.approx(1)
+    with pytest.raises(InvalidArgument, match="field"):
+        client.values("birds", "")
+    with pytest.raises(InvalidArgument, match="seed"):
+        client.sample("birds", seed=-1)
+
+
+def test_items_come_with_thumbnails_where_asked_for(client: Client) -> None:
+    client.create("seen", thumbnail_side=32)
+    client.upsert("seen", [Item("a", image=encoded(picture(200, 100), "PNG"), label="A")])
+    small = client.get("seen", "a", thumbnail=True).thumbnail
+    assert small
+    assert [each.thumbnail for each in client.items("seen", thumbnails=True)] == [small]
+    assert [each.thumbnail for each in client.items("seen", filter={"$label": "A"}, thumbnails=True)] == [
+        small
+    ]
+    assert [each.thumbnail for each in client.sample("seen", thumbnails=True)] == [small]
+    assert [each.thumbnail for each in (*client.items("seen"), *client.sample("seen"))] == [b"", b""]
 
 
 def test_a_search_takes_filters_of_either_form(client: Client) -> None:

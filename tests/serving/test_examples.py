@@ -169,7 +169,11 @@ def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path, by: st
         )
         done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, capture_output=True, text=True)
     told = json.loads("[" + done.stdout.replace("}{", "},{") + "]")
-    created, stored, found, updated, counted, others, item, listed, dropped, failed = told
+    created, stored, found, updated, counted, having, values, fields, *told = told
+    others, item, listed, dropped, failed = told
+    assert [(each["key"], bool(each["thumbnail"])) for each in having["items"]] == [("a/1", True)]
+    assert values == {"values": [{"value": {"string": "acme"}, "items": "1"}], "distinct": "1"}
+    assert [each["name"] for each in fields["fields"]] == ["brand", "price"]
     assert (updated["updated"], counted, others["results"]) == (1, {"items": "1"}, [{}])
     assert (created["gallery"]["thumbnail_side"], stored["stored"], dropped) == (128, 1, {})
     assert [(hit["key"], hit["metadata"]) for hit in found["results"][0]["hits"]] == [("a/1", {"price": 9.5})]

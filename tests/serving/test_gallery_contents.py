@@ -30,6 +30,10 @@ def calls(stubs: Stubs, name: str) -> list[Callable[[], object]]:
         lambda: galleries.GetItem(pb.GetItemRequest(gallery=name, key="x")),
         lambda: galleries.ListItems(pb.ListItemsRequest(gallery=name)),
         lambda: galleries.CountItems(pb.CountItemsRequest(gallery=name)),
+        lambda: galleries.SampleItems(pb.SampleItemsRequest(gallery=name)),
+        lambda: galleries.ListFields(pb.ListFieldsRequest(gallery=name)),
+        lambda: galleries.ListValues(pb.ListValuesRequest(gallery=name, field="x")),
+        lambda: galleries.ListDuplicates(pb.ListDuplicatesRequest(gallery=name)),
         lambda: galleries.DeleteItems(pb.DeleteItemsRequest(gallery=name, keys=["x"])),
     ]
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_told_at_once(ask: Ask) -> None:
         (BadSetting, {"photo": "photos/more/1.jpg"}, "is one photo; give a folder of them"),
         (ValidationError, {"photo": None, "key": "item 1"}, "--out is for many photos"),
         (ValidationError, {"out": "hits.xlsx"}, r"must end in \.parquet or \.csv or \.jsonl"),
-        (ValidationError, {"show": ("price",)}, "has all metadata; leave --show out"),
+        (ValidationError, {"column": ("price",)}, "has all metadata; leave --column out"),
         (NotFound, {"gallery": "no"}, "no"),
         (BadData, {"photo": "empty"}, "empty gives no photo"),
         (BadData, {"photo": "nothing"}, "the list nothing cannot be read"),

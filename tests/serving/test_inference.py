@@ -353,6 +353,15 @@ def valid_messages() -> Iterator[tuple[str, Any]]:
     yield "GalleryService/CountItems", gallery_pb.CountItemsRequest(gallery="birds", filter=wanted)
     listed = gallery_pb.ListItemsRequest(gallery="birds", page_token="a", key_prefix="b", with_vectors=True)
     yield "GalleryService/ListItems", listed
+    listed = gallery_pb.ListItemsRequest(gallery="birds", page_token="1", filter=wanted, with_thumbnails=True)
+    yield "GalleryService/ListItems", listed
+    sampled = gallery_pb.SampleItemsRequest(gallery="birds", size=2, filter=wanted, seed=3)
+    yield "GalleryService/SampleItems", sampled
+    yield "GalleryService/ListFields", gallery_pb.ListFieldsRequest(gallery="birds")
+    valued = gallery_pb.ListValuesRequest(gallery="birds", field="b", prefix="c", page_size=2)
+    yield "GalleryService/ListValues", valued
+    alike = gallery_pb.ListDuplicatesRequest(gallery="birds", above=0.5, page_size=2, page_token="1")
+    yield "GalleryService/ListDuplicates", alike
     deleted = gallery_pb.DeleteItemsRequest(gallery="birds", keys=["z"], expected_versions=[0])
     yield "GalleryService/DeleteItems", deleted
     yield "GalleryService/GetItem", gallery_pb.GetItemRequest(gallery="birds", key="a")

@@ -97,7 +97,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_asked(settings: dict[str
 
 def test_metadata_is_shown_when_it_is_asked_for(client: Client) -> None:
     client.upsert("birds", [Item("item 5", image=b"5", label="b", metadata={"n": [1, "ü"], "name": "a\nb"})])
-    head, *lines = search.render(asked(client, key="item 7", show=["name", "n"], k=11)).splitlines()
+    head, *lines = search.render(asked(client, key="item 7", column=["name", "n"], k=11)).splitlines()
     assert head.split() == ["rank", "score", "label", "name", "n", "key"]
     cells = {line[head.index("key") :].split("  ")[0]: line for line in lines}
     shown = cells["item 5"][head.index("name") : head.index("key")]
@@ -108,12 +108,14 @@ def test_metadata_is_shown_when_it_is_asked_for(client: Client) -> None:
 def test_a_field_that_no_hit_has_is_told(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     client.upsert("birds", [Item("item 5", image=b"5", metadata={"price": 3})])
     words = [*KEY_7, client.address, "-k", "11"]
-    assert crossbatch.main([*words, "--show", "pirce", "--show", "n", "--show", "xyz"]) == 0
+    assert crossbatch.main([*words, "--column", "pirce", "--column", "n", "--column", "xyz"]) == 0
     told = "no hit has pirce or xyz in its metadata; did you mean price?\n"
     assert capsys.readouterr().err == told
-    assert crossbatch.main([*words, "--show", "price", "--show", "n"]) == 0
-    assert crossbatch.main([*words, "--show", "xyz", "--filter", '{"n": {"$gt": 90}}']) == 0  # no hit at all
-    assert crossbatch.main([*words, "--show", "xyz", "--json"]) == 0  # which shows what there is
+    assert crossbatch.main([*words, "--column", "price", "--column", "n"]) == 0
+    assert (
+        crossbatch.main([*words, "--column", "xyz", "--filter", '{"n": {"$gt": 90}}']) == 0
+    )  # no hit at all
+    assert crossbatch.main([*words, "--column", "xyz", "--json"]) == 0  # which shows what there is
     assert capsys.readouterr().err == ""
 
 

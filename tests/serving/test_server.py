@@ -201,6 +201,10 @@ def test_every_call_that_works_is_admitted(stubs: Stubs, running: Server) -> Non
         lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
         lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
         lambda: stubs.galleries.CountItems(gallery_pb.CountItemsRequest(gallery="birds")),
+        lambda: stubs.galleries.SampleItems(gallery_pb.SampleItemsRequest(gallery="birds")),
+        lambda: stubs.galleries.ListFields(gallery_pb.ListFieldsRequest(gallery="birds")),
+        lambda: stubs.galleries.ListValues(gallery_pb.ListValuesRequest(gallery="birds", field="x")),
+        lambda: stubs.galleries.ListDuplicates(gallery_pb.ListDuplicatesRequest(gallery="birds")),
         lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
         lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
     ]

@@ -40,6 +40,10 @@ def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
     features = embedder(embedder.normalise(pixels))
     torch.testing.assert_close(torch.from_numpy(found.embeddings), features.embeddings)
     torch.testing.assert_close(torch.from_numpy(found.histograms), features.histograms)
+    before, start = found.before(), build_embedder(RECIPE).eval()
+    assert before is not None
+    torch.testing.assert_close(torch.from_numpy(before.embeddings), start.pooled(start.normalise(pixels)))
+    assert (before.rows, before.before()) == (found.rows, None)
 
     kept, maps = findings.find_assignments([rows[3], *rows[:3]], embedder, RECIPE)
     assert [row.key for row in kept] == [row.key for row in rows[:3]]

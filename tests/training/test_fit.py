@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +16,7 @@ import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.small import Train, draw_folder
 from training.loop.checkpoint import load_checkpoint
-from training.loop.logbook import dead_note
+from training.loop.logbook import dead_note, waited_share
 from training.loop.run import load_run
 from training.loop.trainee import start_trainee
 from training.losses import metrix
@@ -145,6 +146,35 @@ def test_the_schedule_reaches_the_optimizer_and_evaluation_its_epochs(train: Tra
     _, (start, *rows) = _last(tmp_path / "r")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.004, 0.002, 0.002])
     assert ["map_at_r" in row for row in (start, *rows)] == [True, False, True, True]  # the last one always
+
+
+def test_waiting_for_batches_is_told_apart(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by 3 seconds for each batch, and by 5 for each step."""
+    now, deal, check = 0.0, training.loop.fit._batches, training.loop.fit._check_finite
+
+    def slowly(*given: Any) -> Iterator[Any]:
+        nonlocal now
+        for batch in deal(*given):
+            now += 3
+            yield batch
+
+    def step(*given: Any, **more: Any) -> None:
+        nonlocal now
+        now += 5
+        check(*given, **more)
+
+    monkeypatch.setattr(training.loop.fit, "time", Mock(monotonic=lambda: now))
+    monkeypatch.setattr(training.loop.fit, "_batches", slowly)
+    monkeypatch.setattr(training.loop.fit, "_check_finite", step)
+    found = train(tmp_path / "r", "epochs=2")
+    _, (_, *rows) = _last(tmp_path / "r")
+    steps = rows[0]["steps"]
+    assert [(row["waited"], row["seconds"]) for row in rows] == 2 * [(3 * steps, 8 * steps)]
+    assert found["waited"] == 3 / 8
+    assert "Steps waited for batches 37.5 % of the epochs' time." in render(found)
+    assert waited_share([{"epoch": 0}, {"epoch": 1, "seconds": 9.0}]) is None
 
 
 @pytest.mark.parametrize(

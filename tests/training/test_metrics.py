@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.metrics import compare, table
+from benchmarks.metrics import compare, rows, table
 from serving.errors import BadData
 from tests import oracles
 from training.evaluation import metrics
@@ -168,6 +168,10 @@ def test_the_benchmark_finds_equal_figures_and_accounts_for_memory() -> None:
     assert 0.2 < ours["figures"]["MAP@R"] < 0.999  # neither nothing nor everything is found
     assert 0 < ours["mebibytes"] < 600
     assert "the figures differ by at most" in table("sop", found)
+    told = {row["package"]: row for row in rows("sop", found)}
+    assert told["pytorch-metric-learning"]["times"] == 1
+    assert told["crossbatch"]["times"] == theirs["seconds"] / ours["seconds"]
+    assert told["crossbatch"]["MAP@R"] == ours["figures"]["MAP@R"]
 
 
 @pytest.mark.parametrize("length", [1e-30, 1e-14, 1e19, 1e30])

@@ -19,12 +19,13 @@ from PIL import Image
 import crossbatch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData, BadSetting, NotFound
+from serving.look import COLOURS, PROTOTYPES
 from tests.training.small import TINY, Train, draw_folder, read_table
 from training.evaluation import evaluate
 from training.loop.run import METRICS, read_record, write_record
 from training.recipes.recipe import Recipe
-from training.report import figures, report
+from training.report import figures, findings, report
 from training.report.findings import Findings
 from training.report.report import Settings, render, run
 
@@ -151,7 +152,8 @@ def test_names_are_text_whatever_they_are(page: Element, trained: Path) -> None:
     assert str(trained) in text(_section(page, "about"))
     maps = list(_section(page, "maps").iter("img"))
     assert len(maps) == 8  # of every query
-    assert all("under its map: prototypes " in image.attrib["alt"] for image in maps)
+    assert all("under its map of prototypes" in image.attrib["alt"] for image in maps)
+    assert all("prototypes " in text(figure) for figure in _section(page, "maps").iter("figure"))
 
 
 def test_figures_are_those_of_evaluate(
@@ -169,7 +171,14 @@ def test_figures_are_those_of_evaluate(
         f"{noted}: the untrained backbone": untrained,
         "validation classes, before training": before | start,
         "unseen classes (test), now": measured,
+        "unseen classes (test), now: the untrained backbone": untrained,
     }
+    assert {name: result["untrained"][name] for name in untrained} == untrained
+    headlines = [text(each) for each in one(page, "dl[@class='key']").iter("div")]
+    for place, noted in enumerate(("map_at_r", "recall_at")):
+        shares = [found[noted] if place == 0 else found[noted]["1"] for found in (untrained, measured)]
+        was, now = (f"{100 * share:.2f}\xa0%" for share in shares)
+        assert headlines[place] == f"{('MAP@R', 'R@1')[place]}untrained {was}{now}"
     rows = {
         text(one(row, "th")): [text(cell) for cell in row.iter("td")]
         for row in one(_section(page, "figures"), "tbody").iter("tr")
@@ -180,7 +189,7 @@ def test_figures_are_those_of_evaluate(
         cells = dict(zip(heads, rows[name], strict=True))
         for head, share in (("R@1", found["recall_at"]["1"]), ("MAP@R", found["map_at_r"])):
             assert cells[head] == f"{100 * float(share):.2f}\xa0%"
-        assert cells["images"] == ("9" if found is measured else "–")
+        assert cells["images"] == ("9" if found is measured or "now" in name else "–")
     told = text(_section(page, "figures"))
     embedded = "9 images of 3 classes were embedded; 1 could not be read"
     for words in (embedded, "class06/text.jpg", "1 are alone in their class"):
@@ -197,9 +206,10 @@ def test_neighbours_are_marked_right_and_wrong(page: Element) -> None:
     assert len(grids) == 8  # of the 9 images one is alone
     for grid in grids:
         own = text(one(grid, "h4")).split(": average")[0]
-        items = list(grid.iter("li"))
-        assert (len(items), text(one(items[0], "b"))) == (4, "query")
-        for item in items[1:]:
+        trained, before = ([*each.iter("li")] for each in grid.iter("ol"))
+        assert (len(trained), text(one(trained[0], "b"))) == (4, "query")
+        assert (len(before), text(before[0])) == (4, "untrained backbone")
+        for item in [*trained[1:], *before[1:]]:
             right = text(one(item, "span")) == own
             assert item.attrib["class"] == ("right" if right else "wrong")
             assert text(one(item, "b")).startswith("✓" if right else "✗")
@@ -243,6 +253,36 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(train: Train, tmp_path:
     assert not list(page.iterfind(".//li[@class='wrong']"))
     for told in ("no result of training", "Each query is searched in the gallery", "no figures of an epoch"):
         assert told in text(page)
+
+
+def test_queries_and_a_gallery_of_a_run_that_was_cut_by_class(train: Train, tmp_path: Path) -> None:
+    data, trained = draw_folder(tmp_path / "data", classes=4, images=4, size=18), tmp_path / "run"
+    lines = [
+        f"class{c:02d}/{i}.png,{c},{'query' if i == 0 else 'gallery'}" for c in range(4) for i in range(4)
+    ]
+    (data / "table.csv").write_text("\n".join(["path,label,split", *lines, ""]))
+    train(trained, *TINY, data=data)
+    assert (run(Settings(run_dir=trained))["queries"], run(Settings(run_dir=trained))["gallery"]) == (8, 0)
+    assert "--protocol query-gallery shows those" in text(parse(trained / "report.html"))
+    result = run(Settings(run_dir=trained, protocol="query-gallery", neighbours=2))
+    assert (result["queries"], result["gallery"], result["untrained"]["gallery"]) == (2, 6, 6)
+    page = parse(trained / "report.html")
+    assert "what they find is of its gallery" in text(_section(page, "neighbours"))
+    shown = [figure.attrib["title"] for figure in _section(page, "neighbours").iter("figure")]
+    assert sum(key.endswith("/0.png") for key in shown) == 2  # the queries, and nothing that was found
+
+
+def test_a_backbone_that_is_gone_leaves_the_run_alone(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise NotFound(f"the weights {EVIL} are not there")
+
+    monkeypatch.setattr(findings, "open_start", gone)
+    result = run(Settings(run_dir=copy))
+    assert result["untrained"] is None
+    assert "untrained" not in render(result)
+    section = _section(parse(copy / "report.html"), "neighbours")
+    assert f"is not shown: the weights {EVIL} are not there" in text(section)
+    assert not list(section.iterfind(".//ol[@class='row before']"))
 
 
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,10 +329,14 @@ def test_histograms_name_the_strongest() -> None:
     found = figures.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
     assert (found["count"], found["used"], found["largest"], found["classes"]) == (4, 2, 1, 2)
     assert [line["name"] for line in found["lines"]] == ["a", EVIL]
-    assert found["lines"][0]["strongest"] == "0 (50\xa0%), 1 (25\xa0%), 2 (25\xa0%)"
-    colours = pixels_of(found["lines"][0]["strip"])[0].sum(axis=1)  # the brighter, the larger
-    assert colours[0] > colours[1] == colours[2] > colours[3]
-    assert pixels_of(found["lines"][0]["strip"]).shape == (1, 4, 3)  # a pixel a prototype
+    assert found["lines"][0]["strongest"] == [
+        (PROTOTYPES[0], "0 (50\xa0%)"), (PROTOTYPES[1], "1 (25\xa0%)"), (PROTOTYPES[2], "2 (25\xa0%)")
+    ]  # fmt: skip
+    drawn = np.asarray(Image.open(io.BytesIO(b64decode(found["lines"][0]["bars"].partition(",")[2]))))
+    assert drawn.shape == (24, 4, 4)  # a bar a prototype, as high as its share of the largest one
+    assert (drawn[..., 3] == 255).sum(axis=0).tolist() == [12, 6, 6, 0]
+    assert (drawn[-1, :3, 3] == 255).all()  # from below
+    assert [f"#{bytes(each).hex()}" for each in drawn[-1, :, :3].tolist()] == list(PROTOTYPES[:4])
 
     names = [f"c{i:03}" for i in range(100)]
     lines = figures.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
@@ -304,8 +348,8 @@ def test_a_chart_of_little_in_both_themes() -> None:
     found = figures.line_chart(series, unit=EVIL)
     for theme in ("light", "dark"):
         drawn = b64decode(found[theme].partition(",")[2]).decode()
-        assert figures.COLOURS[theme]["paper"] in drawn
-        assert figures.COLOURS[theme]["s0"] in drawn
+        assert COLOURS[theme]["paper"] in drawn
+        assert COLOURS[theme]["s0"] in drawn
     assert found == figures.line_chart(series, unit=EVIL)  # the same bytes each time
 
 
@@ -315,8 +359,8 @@ def test_a_scatter_marks_its_classes() -> None:
     for theme in ("light", "dark"):
         shown = np.unique(pixels_of(found[theme]).reshape(-1, 3), axis=0).tolist()
         colours = {f"#{bytes(each).hex()}" for each in shown}
-        assert {figures.COLOURS[theme][name] for name in ("paper", "s0", "s1")} <= colours
-        assert figures.COLOURS[theme]["s2"] not in colours
+        assert {COLOURS[theme][name] for name in ("paper", "s0", "s1")} <= colours
+        assert COLOURS[theme]["s2"] not in colours
     figures.scatter(np.zeros((2, 2)), ["a", "a"], [], axes=("u", "v"))
     assert len(figures.MARKS) == 8
 
@@ -328,9 +372,10 @@ def test_a_map_covers_the_image() -> None:
     assert shown.shape == (90, 184, 3)
     assert (shown[:, :85] > 240).all()
     colours = figures.map_colours(found)
-    assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 3
+    assert f"#{bytes(colours[0, 2].tolist()).hex()}" == PROTOTYPES[7]
+    assert bytes(figures.map_colours(np.array(5 + 128)).tolist()) == bytes(colours[0, 0].tolist())
     for (y, x), _ in np.ndenumerate(found):  # beside the number, which stands in the middle of the place
-        expected = 0.45 * 255 + 0.55 * colours[y, x].astype(float)
+        expected = 0.3 * 255 + 0.7 * colours[y, x].astype(float)
         corner = shown[y * 45 + 4 : y * 45 + 10, 94 + x * 30 + 4 : 94 + x * 30 + 10].mean(axis=(0, 1))
         np.testing.assert_allclose(corner, expected, atol=12)
 

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.data.partition import Exclude, Table, is_own, labelled, read_own
 from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
-from training.evaluation import metrics
+from training.evaluation import marks, metrics
 
 __all__ = ["NEAR", "Settings", "find_duplicates", "render", "run"]
 
@@ -63,6 +63,17 @@ class Settings(BaseModel):
     fitted: int = Field(0, ge=0, le=1_000_000)
     """also MAP_c and MAP_x of prototypes fitted to histograms, over that many random halvings of the
     classes, 1000 for a good mean; 0 is without"""
+    marks: Path | None = None
+    """measure by these judgements in place of the classes: a .csv file with the columns query, result and
+    relevant (1 or 0), as the page of a server exports it"""
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
+        others = {"split", "protocol", "exclude_same", "duplicates", "at", "clusters", "fitted"}
+        if self.marks is not None and (given := sorted(others & self.model_fields_set)):
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"--marks measures what was judged, wherever it comes from: leave {flags} out")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,7 @@ def run(settings: Settings) -> dict[str, Any]:
     a near-duplicate that trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none
     were looked for), `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted`
     (whether in the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
+    With `marks`, see `_measure_marks`.
     """
     started = time.monotonic()
     target = settings.target
@@ -117,6 +129,10 @@ def run(settings: Settings) -> dict[str, Any]:
     else:
         catalog = read(settings.data, **how)
     subject = _open_model(target) if is_model else _open_run(target)
+    if settings.marks is not None:
+        return _measure_marks(settings, settings.marks, catalog, subject) | {
+            "seconds": round(time.monotonic() - started, 1)
+        }
     if settings.fitted and not subject.histogram:
         raise BadSetting(f"--fitted needs prototypes, and nothing trained those of {target}: leave it out")
     rows = labelled(catalog, settings.split, subject.split)
@@ -124,9 +140,7 @@ def run(settings: Settings) -> dict[str, Any]:
     trained = _read_trained(settings, catalog, subject)
 
     stream = Stream(rows, subject.decode)
-    described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
-    width = described.shape[1] - subject.features
-    embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
+    embeddings, histograms, features = _describe(subject, stream, settings.batch)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     chosen = _choose(settings, stream.rows, subject.split)
     figures = metrics.retrieval_metrics(embeddings, labels, **chosen, at=settings.at).told()
@@ -165,6 +179,8 @@ def run(settings: Settings) -> dict[str, Any]:
 def render(result: dict[str, Any]) -> str:
     """Tell the figures in percent."""
     lines = tell_unreadable(result["unreadable"])
+    if "marks" in result:
+        return "\n".join([*lines, *marks.tell_marks(result)])
     lines.append(
         f"{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
         f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
@@ -196,6 +212,56 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _describe(subject: _Subject, stream: Stream, batch: int) -> list[NDArray[np.float32]]:
+    """Embed images: embeddings (N, d), histograms (N, m) and untrained features (N, C)."""
+    described = embed_pictures(subject.embed, stream, batch=batch)
+    width = described.shape[1] - subject.features
+    return np.split(described, (width - subject.histogram, width), axis=1)
+
+
+def _measure_marks(settings: Settings, path: Path, catalog: Catalog, subject: _Subject) -> dict[str, Any]:
+    """Measure by the marks of a file, of images of any class and side.
+
+    Gives `target`, `marks`, `dimension`, what `marked_metrics` does, `untrained` (the same of a run's
+    backbone as training started it, or null), `no_untrained`, `unknown` (names that the data set does not
+    have), `itself` (marks of an image and itself), `trained` (how many of the images are of classes that
+    trained) and `unreadable`.
+    """
+    pairs, unknown, itself = marks.find_pairs(marks.read_marks(path), catalog.rows)
+    used = sorted({place for pair in pairs for place in pair})
+    stream = Stream([catalog.rows[place] for place in used], subject.decode)
+    told = f" (it has no {unknown[0]!r})" if unknown else ""
+    none = BadData(f"{path} judges no two images that {catalog.root} has and that can be read{told}")
+    if not used:
+        raise none
+    embeddings, _, features = _describe(subject, stream, settings.batch)
+    place_of = {row.key: place for place, row in enumerate(stream.rows)}
+    keys = [row.key for row in catalog.rows]
+    found = {
+        (place_of[keys[query]], place_of[keys[result]]): relevant
+        for (query, result), relevant in pairs.items()
+        if keys[query] in place_of and keys[result] in place_of
+    }
+    if not found:
+        raise none
+    try:
+        trained = {row.key for row in select(catalog, "train", subject.split)}
+    except BadData:  # of a data set that the model's rule cannot cut, as one without classes
+        trained = set()
+    return {
+        "target": str(settings.target),
+        "marks": str(path),
+        "dimension": embeddings.shape[1],
+        **marks.marked_metrics(embeddings, found),
+        "untrained": marks.marked_metrics(features, found) if subject.features else None,
+        "no_untrained": subject.lacking,
+        "unknown": unknown,
+        "itself": itself,
+        "trained": len(trained & place_of.keys()),
+        "unreadable": [bad._asdict() for bad in stream.unreadable],
+    }
+
+
 def _open_model(path: Path) -> _Subject:
     from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
 
@@ -218,40 +284,40 @@ def _open_run(path: Path) -> _Subject:
     from training.loop.processes import keep_freed_memory
     from training.loop.run import load_run
     from training.network import embedder as network
+    from training.network.start import open_start
 
     keep_freed_memory()
     run = load_run(path)
     recipe = run.recipe
-    shared = recipe.caches_features  # the backbone has rested: its maps are the untrained ones
+    shared = recipe.caches_features
     describe = network.describer_function if recipe.learns_prototypes else network.embedder_function
     trained, decode = describe(run.embedder, mapped=shared), viewing_decoder(recipe)
     histogram = len(run.embedder.codebook) if recipe.learns_prototypes else 0
     subject = _Subject(decode, trained, recipe.split, histogram=histogram, epoch=run.epoch)
-    try:  # where maps are shared, any weights do
-        start = network.build_embedder(recipe.model_copy(update={"weights": "none"}) if shared else recipe)
+    try:
+        start = open_start(run.embedder, recipe)
     except CrossbatchError as error:
         return replace(subject, lacking=str(error))
-    pooled = network.pooled_function(start, mapped=shared)
-    rest = network.array_function(run.embedder, "cpu", False, run.embedder.backbone)
-    maps = rest if shared else lambda pixels: pixels
 
     def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
-        images = maps(pixels)
-        return np.concatenate((trained(images), pooled(images)), axis=1)
+        images = start.maps(pixels)
+        return np.concatenate((trained(images), start.pooled(images)), axis=1)
 
     def features_of(rows: Sequence[Row], wanted: bool) -> _Featured | None:
         views = recipe.views
         cached = find_features(rows, run.embedder, recipe, views=views, folder=None) if shared else None
         if cached is not None:
-            return cached.rows, embed_pictures(pooled, cached, label="Training images")
+            return cached.rows, embed_pictures(start.pooled, cached, label="Training images")
         if not wanted:
             return None
         stream = Stream(rows, decode)
-        found = embed_pictures(lambda pixels: pooled(maps(pixels)), stream, label="Training images")
+        found = embed_pictures(
+            lambda pixels: start.pooled(start.maps(pixels)), stream, label="Training images"
+        )
         return stream.rows, found
 
     known = None if recipe.weights == "none" else features_of
-    return replace(subject, embed=embed, features=start.backbone.channels, features_of=known)
+    return replace(subject, embed=embed, features=start.channels, features_of=known)
 
 
 def _choose(settings: Settings, rows: Sequence[Row], rule: SplitRule) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _batches(source: _Source, sampler: PKSampler, recipe: Recipe, epoch: int, fa
 def _run_epoch(
     trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int, *, steps: int
 ) -> dict[str, float]:
-    """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
+    """Step through one epoch, from 0; gives means of `_SUMS`, `watch` of the last batch, seconds `waited`."""
     embedder, objective, fabric = trainee.embedder, trainee.objective, trainee.fabric
     optimizer, mapped = trainee.optimizer, recipe.caches_features
     total = recipe.epochs * steps
@@ -123,8 +123,10 @@ def _run_epoch(
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
     watched: dict[str, float] = {}
     sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
+    waited, since = 0.0, time.monotonic()
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
+        waited += time.monotonic() - since
         step = epoch * steps + batch
         weight = xml_weight(step, total, recipe)
         for group in optimizer.param_groups:
@@ -159,7 +161,9 @@ def _run_epoch(
         counted = torch.isfinite(told)  # all but the gradient of a step that fp16 left out
         sums += told.where(counted, 0)
         counts += counted
-    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True)) | watched
+        since = time.monotonic()
+    means = dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True))
+    return means | watched | {"waited": round(waited, 2)}
 
 
 def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:

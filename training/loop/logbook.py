@@ -16,7 +16,7 @@ from training.loop.trainee import Trainee
 from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe
 
-__all__ = ["History", "Logbook", "curves", "dead_note", "read_history"]
+__all__ = ["History", "Logbook", "curves", "dead_note", "read_history", "waited_share"]
 
 History = Sequence[Mapping[str, float]]
 """The epochs of a run, by rising number; a row has `epoch` and whatever else is a finite number in it."""
@@ -125,6 +125,12 @@ def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
             if name and math.isfinite(value := float(cell)):
                 found[name] = value
     return found
+
+
+def waited_share(rows: Iterable[Mapping[str, float]]) -> float | None:
+    """Give the share of the epochs' seconds that steps waited for batches; None if no row tells of both."""
+    told = [(row["waited"], row["seconds"]) for row in rows if row.get("seconds") and "waited" in row]
+    return sum(waited for waited, _ in told) / sum(seconds for _, seconds in told) if told else None
 
 
 def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:

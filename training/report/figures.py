@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from serving.catalog.catalog import Row
+from serving.look import COLOURS, PROTOTYPES, prototype_colour
 from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.metrics import FIGURE_NAMES, named_shares
 from training.loop.logbook import History
@@ -24,44 +25,37 @@ from training.recipes.recipe import Recipe
 from training.report.findings import Findings, class_histograms
 
 __all__ = [
-    "COLOURS", "MARKS", "NUMBERED", "SPLITS", "clip", "jpeg", "line_chart", "map_colours", "map_picture",
-    "percent", "scatter", "strip", "strongest", "tabulate_figures", "tabulate_histograms", "thumbnails",
+    "MARKS", "NUMBERED", "SPLITS", "bars", "clip", "jpeg", "line_chart", "map_colours", "map_picture",
+    "percent", "scatter", "strongest", "tabulate_figures", "tabulate_histograms", "thumbnails",
 ]  # fmt: skip
 
 SPLITS = {"test": "unseen classes (test)", "train": "training classes", "all": "all classes"}
-COLOURS = {
-    "light": {
-        "ink": "#1a1d21", "soft": "#565d66", "paper": "#ffffff", "panel": "#f4f5f7", "line": "#d5d9de",
-        "right": "#0b6e4f", "wrong": "#b3261e", "rest": "#868d96",
-        "s0": "#1f5fbf", "s1": "#b3500b", "s2": "#0b7a5b", "s3": "#a3307f",
-        "s4": "#6a4fc4", "s5": "#7a6000", "s6": "#c2273d", "s7": "#00738c",
-    },
-    "dark": {
-        "ink": "#e8eaed", "soft": "#abb2bc", "paper": "#14171b", "panel": "#1e2227", "line": "#3a4048",
-        "right": "#5fd3a4", "wrong": "#ff8a80", "rest": "#747b85",
-        "s0": "#8ab4f8", "s1": "#ffb074", "s2": "#5fd3a4", "s3": "#f59bd3",
-        "s4": "#b9a6ff", "s5": "#dcc04a", "s6": "#ff9b9b", "s7": "#64cfe8",
-    },
-}  # fmt: skip
-"""Of the page and its plots, by theme; each s is a line or a class."""
 MARKS = dict(zip("●■▲◆✚▼★✖", "os^DPv*X", strict=True))
 """Marks of the classes that a scatter tells apart, as the page's legend and as matplotlib has them."""
 NUMBERED = 12
 """Widest map whose places are numbered, in places."""
 _COUNTS, _CLASSES = ("images", "classes"), 40  # of a table of figures; most classes with a histogram
 _LINES = ["-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1))]
+_PALETTE = np.array([list(bytes.fromhex(colour[1:])) for colour in PROTOTYPES], dtype=np.uint8)  # (128, 3)
+_BAR = 24
+"""Height of a histogram's bar, in pixels."""
 _MARKED = 30
 """Most points of a line that are marked each."""
 
 
 def tabulate_figures(
-    record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str
+    record: Mapping[str, Any],
+    history: History,
+    measured: Mapping[str, Any],
+    untrained: Mapping[str, Any] | None,
+    *,
+    title: str,
 ) -> dict[str, dict[str, str]]:
-    """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
+    """Tabulate what was measured now (`title`), the run's record, and the start of training.
 
     Gives cells by column, by row; only columns of which any row holds a number.
     """
-    found = {title: measured}
+    found = {title: measured} | ({f"{title}: the untrained backbone": untrained} if untrained else {})
     for name, noted in record["metrics"].items():
         if isinstance(noted, dict):  # and not the number of the epoch
             told = f"{SPLITS.get(name, clip(name))}, as noted in the run"
@@ -95,19 +89,21 @@ def tabulate_histograms(findings: Findings) -> dict[str, Any]:
         "count": count,
         "used": len(np.unique(means.argmax(axis=1))),
         "largest": largest,
+        "colours": bars(np.ones(count)),
         "classes": classes,
         "lines": [
-            {"name": findings.classes[place], "strip": strip(means[place] / largest),
+            {"name": findings.classes[place], "bars": bars(means[place] / largest),
              "strongest": strongest(means[place], 3)[0]}
             for place in shown
         ],
     }  # fmt: skip
 
 
-def strongest(shares: NDArray[np.float64], most: int) -> tuple[str, int]:
-    """Name the prototypes of the largest shares, (m,), and count the others that have any."""
+def strongest(shares: NDArray[np.float64], most: int) -> tuple[list[tuple[str, str]], int]:
+    """Give colour and words of the prototypes of the largest shares, (m,), and count the others above 0."""
     order = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > 0]
-    return ", ".join(f"{place} ({percent(shares[place], 0)})" for place in order[:most]), len(order[most:])
+    told = [(prototype_colour(place), f"{place} ({percent(shares[place], 0)})") for place in order[:most]]
+    return told, len(order[most:])
 
 
 def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> dict[str, str]:
@@ -143,9 +139,11 @@ def scatter(
     return _plot(draw, (6, 6), "png")
 
 
-def strip(shares: NDArray[np.float64]) -> str:
-    """Colour shares, (m,) in 0..1, a pixel each."""
-    return _encode(mpl.colormaps["viridis"](shares[None], bytes=True)[:, :, :3], "PNG")
+def bars(shares: NDArray[np.float64]) -> str:
+    """Draw shares, (m,) in 0..1, as a bar each in the colour of its prototype, on nothing."""
+    filled = np.arange(_BAR)[::-1, None] < (shares * _BAR).round()  # (_BAR, m)
+    colours = np.broadcast_to(map_colours(np.arange(len(shares))), (*filled.shape, 3))
+    return _encode(np.dstack((colours, np.where(filled, np.uint8(255), np.uint8(0)))), "PNG")
 
 
 def thumbnails(rows: Sequence[Row], recipe: Recipe, *, side: int) -> dict[str, NDArray[np.uint8]]:
@@ -160,7 +158,7 @@ def map_picture(pixels: NDArray[np.uint8], found: NDArray[np.uint8]) -> str:
     """Show an image, uint8 (S, S, 3), beside itself under the dominant prototypes of its places, (h, w)."""
     side, (height, width) = len(pixels), found.shape
     tiles = Image.fromarray(map_colours(found)).resize((side, side), Image.Resampling.NEAREST)
-    covered = Image.blend(Image.fromarray(pixels), tiles, 0.55)
+    covered = Image.blend(Image.fromarray(pixels), tiles, 0.7)
     style: dict[str, Any] = {"anchor": "mm", "font_size": 8, "stroke_width": 1, "stroke_fill": "black"}
     if width <= NUMBERED:
         draw = ImageDraw.Draw(covered)
@@ -170,10 +168,10 @@ def map_picture(pixels: NDArray[np.uint8], found: NDArray[np.uint8]) -> str:
     return jpeg(np.concatenate((pixels, np.full((side, 4, 3), 128, np.uint8), np.asarray(covered)), axis=1))
 
 
-def map_colours(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Give prototypes colours, uint8 (..., 3): hues by the golden angle, so that near numbers differ."""
-    colours: NDArray[np.uint8] = mpl.colormaps["hsv"](found * 137.508 / 360 % 1, bytes=True)[..., :3]
-    return np.ascontiguousarray(colours)
+def map_colours(found: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Give the colours of prototypes, uint8 (..., 3)."""
+    colours: NDArray[np.uint8] = _PALETTE[found % len(_PALETTE)]
+    return colours
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> str:

@@ -1,7 +1,7 @@
 """What a run finds among the images of a split: embeddings, figures, each query's neighbours, a plane."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from serving.catalog.catalog import Row
+from serving.errors import CrossbatchError
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
-from training.evaluation.metrics import rank_queries, retrieval_metrics, roles_of, unit_rows
+from training.evaluation.metrics import ProtocolName, rank_queries, retrieval_metrics, roles_of, unit_rows
 from training.network.embedder import Embedder, describer_function
+from training.network.start import open_start
 from training.recipes.recipe import Recipe
 
 __all__ = [
@@ -32,6 +34,12 @@ class Findings:
     roles: Sequence[str] | None  # of each row, where queries are searched in a gallery
     embeddings: NDArray[np.float32]  # (N, d), of any length
     histograms: NDArray[np.float32]  # (N, m), each row sums to one
+    untrained: NDArray[np.float32] | None = None  # (N, C), pooled features of the backbone at the start
+    lacking: str = ""  # why there are none
+
+    def before(self) -> "Findings | None":
+        """Give what the untrained backbone finds among the same images, where it can be had."""
+        return None if self.untrained is None else replace(self, embeddings=self.untrained, untrained=None)
 
     def measure(self) -> dict[str, Any]:
         """Give what `retrieval_metrics` tells, with `images` and `classes`; it raises the same."""
@@ -49,21 +57,46 @@ class Ranking(NamedTuple):
 
 
 def embed_split(
-    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
+    rows: Sequence[Row],
+    embedder: Embedder,
+    recipe: Recipe,
+    *,
+    batch: int,
+    split: str = "test",
+    protocol: ProtocolName = "auto",
 ) -> Findings:
-    """Embed images of one side of the recipe's split, leaving out what cannot be read."""
+    """Embed images of one side of the recipe's split, leaving out what cannot be read.
+
+    The backbone as training started it embeds them too, where its weights can be had.
+    """
     stream = Stream(rows, viewing_decoder(recipe))
-    found = embed_pictures(describer_function(embedder), stream, batch=batch)  # (N, d + m)
-    width = found.shape[1] - len(embedder.codebook)
+    start, lacking = None, ""
+    try:
+        start = open_start(embedder, recipe)
+    except CrossbatchError as error:
+        lacking = str(error)
+    trained = describer_function(embedder, mapped=start is not None and start.shared)
+
+    def embed(pixels: NDArray[Any]) -> NDArray[Any]:
+        if start is None:
+            return trained(pixels)
+        images = start.maps(pixels)
+        return np.concatenate((trained(images), start.pooled(images)), axis=1)
+
+    found = embed_pictures(embed, stream, batch=batch)  # (N, d + m + C)
+    last = found.shape[1] - (start.channels if start else 0)
+    width = last - len(embedder.codebook)
     classes = tuple(sorted({row.label for row in stream.rows}))
     return Findings(
         rows=tuple(stream.rows),
         unreadable=tuple(stream.unreadable),
         classes=classes,
         labels=class_numbers(stream.rows, classes),
-        roles=roles_of(stream.rows, split, recipe.split),
+        roles=roles_of(stream.rows, split, recipe.split, protocol=protocol),
         embeddings=found[:, :width],
-        histograms=found[:, width:],
+        histograms=found[:, width:last],
+        untrained=found[:, last:] if start else None,
+        lacking=lacking,
     )
 
 

@@ -1,6 +1,5 @@
 """`crossbatch report`: one self-contained HTML page that shows a run and what it finds."""
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,15 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Row
 from serving.errors import BadSetting
+from serving.look import POLICY, printable, stylesheet
 from training.data.partition import Table, labelled, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
+from training.evaluation.metrics import ProtocolName
 from training.loop.checkpoint import write_file
 from training.loop.logbook import History, dead_note, read_history
 from training.loop.run import Run, load_run
 from training.recipes.recipe import Recipe
 from training.report import figures
-from training.report.findings import Findings, choose_queries, embed_split, find_assignments, project, rank
+from training.report.findings import (
+    Findings,
+    Ranking,
+    choose_queries,
+    embed_split,
+    find_assignments,
+    project,
+    rank,
+)
 
 __all__ = ["Settings", "plot_curves", "render", "run"]
 
@@ -46,7 +55,6 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Learning rate", "rate of the first group", {"learning_rate": "learning rate"}),
 )  # fmt: skip
 """Which columns of metrics.csv share a frame, its title and unit, and what they are called."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class Settings(BaseModel):
@@ -65,6 +73,8 @@ class Settings(BaseModel):
     format: Format = "auto"
     """layout of the data set; auto is the run's own, or finds out elsewhere"""
     table: Table = None
+    protocol: ProtocolName = "auto"
+    """who is searched among whom, as in evaluate"""
     queries: int = Field(9, ge=1, le=60)
     """how many queries are shown: best, typical and worst"""
     neighbours: int = Field(8, ge=1, le=30)
@@ -81,8 +91,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Embed the images of the split, or a sample of them, and write the page.
 
     Gives `page` (its path), `bytes`, `split`, `images` and `classes` shown, `of_images` of the whole split,
-    `recall_at` by k as text, `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded`, `unreadable`
-    and `seconds`.
+    `recall_at` by k as text, `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded`, `untrained`
+    (the same figures of the backbone as training started it, or null), `unreadable` and `seconds`.
     """
     started = time.monotonic()
     loaded = load_run(settings.run_dir)
@@ -96,8 +106,10 @@ def run(settings: Settings) -> dict[str, Any]:
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
     rows = labelled(catalog, settings.split, recipe.split)
     sample = draw_sample(rows, most=settings.images, seed=settings.seed)
-    findings = embed_split(sample, loaded.embedder, recipe, batch=settings.batch, split=settings.split)
-    measured = findings.measure()
+    how = settings.model_dump(include={"batch", "split", "protocol"})
+    findings = embed_split(sample, loaded.embedder, recipe, **how)
+    measured, start = findings.measure(), findings.before()
+    untrained = start.measure() if start else None
     on = figures.SPLITS[settings.split]
     page = _fill(
         path=settings.run_dir,
@@ -108,8 +120,11 @@ def run(settings: Settings) -> dict[str, Any]:
         measured=measured,
         whole=len(rows),
         bad=findings.unreadable,
-        untrained=loaded.epoch == 0,
-        figures=figures.tabulate_figures(record, history, measured, title=f"{on}, now"),
+        kept_start=loaded.epoch == 0,
+        untrained=untrained,
+        lacking=findings.lacking,
+        sides={"query", "gallery"} <= {row.split for row in findings.rows},
+        figures=figures.tabulate_figures(record, history, measured, untrained, title=f"{on}, now"),
         curves=plot_curves(history),
         dead=dead_note(history, recipe),
         **_show_pictures(findings, loaded, settings),
@@ -124,6 +139,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "split": settings.split,
         "of_images": len(rows),
         **measured,
+        "untrained": untrained,
         "unreadable": [bad._asdict() for bad in findings.unreadable],
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -132,10 +148,12 @@ def run(settings: Settings) -> dict[str, Any]:
 def render(result: dict[str, Any]) -> str:
     """Tell where the page is, and its two first figures in percent."""
     sample = f" of {result['of_images']}" if result["images"] < result["of_images"] else ""
+    before = result["untrained"]
+    told = f" (untrained {100 * before['map_at_r']:.1f})" if before else ""
     wrote = (
         f"Wrote {result['page']} ({result['bytes'] / 1e6:.1f} MB) in {result['seconds']:.0f} s:"
         f" {result['images']}{sample} images of {result['classes']} classes ({result['split']}), MAP@R"
-        f" {100 * result['map_at_r']:.1f}, R@1 {100 * result['recall_at']['1']:.1f} (percent)."
+        f" {100 * result['map_at_r']:.1f}{told}, R@1 {100 * result['recall_at']['1']:.1f} (percent)."
     )
     return "\n".join([*tell_unreadable(result["unreadable"]), wrote])
 
@@ -197,12 +215,14 @@ def _tell(points: Sequence[tuple[float, float]]) -> str:
 
 def _show_pictures(findings: Findings, loaded: Run, settings: Settings) -> dict[str, Any]:
     """Make what shows images: the grids of queries and what they find, the plane and the maps."""
-    ranking = rank(findings, neighbours=settings.neighbours)
+    ranking, start = rank(findings, neighbours=settings.neighbours), findings.before()
+    before = rank(start, neighbours=settings.neighbours) if start else None  # of the same queries
     labels, seed = findings.labels[ranking.queries], settings.seed
     chosen = choose_queries(ranking.precision, labels, count=settings.queries, seed=seed)
     places = list(chain.from_iterable(chosen.values()))
     asked = [findings.rows[row] for row in ranking.queries[places].tolist()]
-    near = [findings.rows[row] for row in ranking.nearest[places].flatten().tolist()]
+    found = [each.nearest[places].flatten().tolist() for each in (ranking, before) if each]
+    near = [findings.rows[row] for row in chain.from_iterable(found)]
     shown = list({row.key: row for row in [*asked, *near]}.values())
     thumbnails = figures.thumbnails(shown, loaded.recipe, side=_THUMBNAIL)
     uris = {key: figures.jpeg(pixels) for key, pixels in thumbnails.items()}
@@ -210,23 +230,34 @@ def _show_pictures(findings: Findings, loaded: Run, settings: Settings) -> dict[
     def show(row: Row) -> dict[str, Any]:
         return {"label": row.label, "key": row.key, "uri": uris.get(row.key)}
 
+    def found_by(which: Ranking, place: int) -> dict[str, Any]:
+        found = [show(findings.rows[row]) for row in which.nearest[place].tolist()]
+        own = findings.rows[which.queries[place]].label
+        for each, score in zip(found, which.similarity[place].tolist(), strict=True):
+            each |= {"score": score, "verdict": "right" if each["label"] == own else "wrong"}
+        return {"precision": which.precision[place], "found": found}
+
     def grid(place: int) -> dict[str, Any]:
-        query = findings.rows[ranking.queries[place]]
-        found = [show(findings.rows[row]) for row in ranking.nearest[place].tolist()]
-        for each, score in zip(found, ranking.similarity[place].tolist(), strict=True):
-            each |= {"score": score, "verdict": "right" if each["label"] == query.label else "wrong"}
-        return show(query) | {"precision": ranking.precision[place], "found": found}
+        query = show(findings.rows[ranking.queries[place]]) | found_by(ranking, place)
+        return query | {"before": found_by(before, place) if before else None}
 
     count = min(len(asked), _MAPS)  # evenly, so that best, typical and worst are among them
     spread = [asked[place * len(asked) // count] for place in range(count)]
     return {
         "asked": len(ranking.queries),
+        "changed": _tell_changes(ranking, before) if before else None,
         "grids": {kind: [grid(place) for place in found] for kind, found in chosen.items()},
         "plane": _plane(findings, [row.label for row in asked], seed=seed),
         "maps": _maps(loaded, spread),
         "grid": loaded.embedder.grid,
         "numbered": loaded.embedder.grid[1] <= figures.NUMBERED,
     }
+
+
+def _tell_changes(ranking: Ranking, before: Ranking) -> dict[str, float]:
+    """Give the shares of queries whose average precision rose and fell by training, rounding apart."""
+    change = ranking.precision - before.precision
+    return {"rose": float(np.mean(change > 1e-9)), "fell": float(np.mean(change < -1e-9))}
 
 
 def _plane(findings: Findings, queries: Sequence[str], *, seed: int) -> dict[str, Any]:
@@ -258,9 +289,8 @@ def _maps(loaded: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     made = []
     for row, found in zip(mapped, assignments, strict=True):
         told, rest = figures.strongest(np.bincount(found.flatten()) / found.size, 4)
-        summary = f"prototypes {told}{f' and {rest} more' if rest else ''}"
         uri = figures.map_picture(pixels[row.key], found)
-        made.append({"label": row.label, "key": row.key, "uri": uri, "summary": summary})
+        made.append({"label": row.label, "key": row.key, "uri": uri, "strongest": told, "rest": rest})
     return made
 
 
@@ -274,20 +304,18 @@ def _describe_settings(recipe: Recipe) -> dict[str, list[tuple[str, object, str 
 
 
 def _fill(**shown: Any) -> bytes:
-    """Fill the template; all text is escaped, and a byte of a path that is not UTF-8 is written as hex."""
+    """Fill the template; all text is printable and escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # a control character is not allowed in HTML, not even escaped
-        finalize=lambda value: _CONTROL.sub("\ufffd", value) if type(value) is str else value,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters |= {"clip": figures.clip, "percent": figures.percent, "told": _told}
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    text = environment.get_template("page.html").render(shown, colours=figures.COLOURS, style=style)
-    return text.encode("utf-8", "backslashreplace")
+    style = stylesheet() + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(shown, policy=POLICY, style=style).encode("utf-8")
 
 
 def _told(value: object) -> str:

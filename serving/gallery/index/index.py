@@ -26,15 +26,16 @@ from serving.errors import BadSetting, Unavailable
 from serving.gallery.disk import file_checksum
 
 __all__ = [
-    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "SPARE", "Found", "GpuMatrix", "Index", "IndexDamaged",
-    "IndexMetadata", "Trial", "check_gpu", "exact_storage", "inner_products", "load_faiss", "matrix_of",
-    "nearest", "published", "require_faiss", "set_parameters",
+    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "SPARE", "SPARSE", "Found", "GpuMatrix", "Index",
+    "IndexDamaged", "IndexMetadata", "Trial", "check_gpu", "exact_storage", "inner_products", "load_faiss",
+    "matrix_of", "nearest", "published", "require_faiss", "set_parameters",
 ]  # fmt: skip
 
 AUTOMATIC = "auto"
 EXACT = "exact"
 MEASURED_K = 10  # the recall of an index is that of the 10 nearest
 SPARE = 16  # fetched beyond those that are wanted, for ties, where recall is measured and in each search
+SPARSE = 3  # an index finds badly what passes where, near a query, less than 1 / SPARSE of its share does
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # scores and positions (Q, count), best first
@@ -222,8 +223,10 @@ class Index:
         self._gpu = GpuMatrix(faiss, self.matrix) if device == "cuda" else None
         # Whether a search misses none of the nearest.
         self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
+        refined = isinstance(self._index, faiss.IndexRefine)
+        self._base = faiss.downcast_index(self._index.base_index) if refined else self._index
         # What can be walked for some items alone.
-        self.graph: Any = None if self.exact else _graph_of(self._index)
+        self.graph: Any = None if self.exact else _graph_of(self._base)
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -234,7 +237,7 @@ class Index:
         """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`.
 
         Where some are `allowed` (n,), which only a graph takes, it is those among the `count`, and the search
-        is as much wider than it is set to.
+        is as much wider than it is set to; of a query with few of them near it (`SPARSE`), it is none.
         """
         if self._gpu is not None and count <= _MOST_ON_GPU:
             return nearest(self._gpu, queries, count)
@@ -256,12 +259,14 @@ class Index:
         width = math.ceil(self.graph.hnsw.efSearch * count / (MEASURED_K + SPARE))
         selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         options = faiss.SearchParametersHNSW(sel=selector, efSearch=min(width, len(allowed)))
-        if isinstance(self._index, faiss.IndexRefine):
-            if isinstance(faiss.downcast_index(self._index.base_index), faiss.IndexPreTransform):
-                options = faiss.SearchParametersPreTransform(index_params=options)
+        if isinstance(self._base, faiss.IndexPreTransform):
+            options = faiss.SearchParametersPreTransform(index_params=options)
+        if self._base is not self._index:
             factor = self._index.k_factor
             options = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=options)
         scores, positions = self._index.search(queries, math.ceil(share * count), params=options)
+        _, near = self._base.search(queries, math.ceil(count * MEASURED_K / (MEASURED_K + SPARE)))
+        positions[SPARSE * (allowed[near] & (near >= 0)).mean(axis=1) < share] = -1
         scores[positions < 0] = -np.inf
         return scores, positions
 
@@ -273,10 +278,8 @@ class Index:
 
 
 def _graph_of(index: Any) -> Any:
-    """Return the HNSW graph by which an index is searched, None where it has none."""
+    """Return the HNSW graph by which an index finds candidates, None where it has none."""
     faiss = load_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.base_index)
     if isinstance(index, faiss.IndexPreTransform):
         index = faiss.downcast_index(index.index)
     return index if isinstance(index, faiss.IndexHNSW) else None

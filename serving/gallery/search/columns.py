@@ -32,6 +32,7 @@ KINDS = ("", "boolean", "number", "string")
 
 _NUMBER, _STRING = 2, 3
 _MASKS = 32  # kept at most
+_SEARCHED = 200  # to look a string up in a mapped table costs as much as to read so many of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,15 @@ class TextTable:
         place = bisect_left(self, text)
         return place if place < len(self) and self[place] == text else None
 
+    def places(self, texts: "TextTable") -> NDArray[np.float64]:
+        """Return where each of other strings stands, (t,): half a place before the next one if it is new."""
+        known = list(self) if _SEARCHED * len(texts) > len(self) else self
+        places = np.empty(len(texts))
+        for at, text in enumerate(texts):
+            place = bisect_left(known, text)
+            places[at] = place if place < len(known) and known[place] == text else place - 0.5
+        return places
+
     def beginning(self, prefix: str) -> list[slice]:
         """Return where the strings stand that begin with `prefix`, whatever the case of its letters."""
         found = {"": (0, len(self))}
@@ -94,6 +104,7 @@ class Columns:
     positions: NDArray[np.int32]  # (e,): whose entries they are
     label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `texts`; -1: it is empty
     _masks: dict[str, Mask] = field(default_factory=dict)
+    _places: dict[TextTable, NDArray[np.float64]] = field(default_factory=dict)
     _numbers: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -157,6 +168,12 @@ class Columns:
                 self._masks.clear()
             self._masks[key] = mask
         return mask
+
+    def places_in(self, table: TextTable) -> NDArray[np.float64]:
+        """Return where the strings stand in the table of an older part, as `TextTable.places`; it is kept."""
+        if table not in self._places:
+            self._places[table] = table.places(self.texts)
+        return self._places[table]
 
     def numbers(self, name: str) -> NDArray[np.float32]:
         """Return the number that each item has in a field, (n,), NaN where it has none; it is kept."""

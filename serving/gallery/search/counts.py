@@ -3,7 +3,6 @@
 A part is the columns of n items and which of them are deleted or replaced, bool (n,): those count nowhere.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ Counts = tuple[NDArray[np.float64], NDArray[np.int64]]
 """Values of one kind, distinct and ascending, strings by their places in a table; and how many have each."""
 
 _BOOLEAN, _NUMBER, _STRING = 1, 2, 3  # of `KINDS`
-_SEARCHED = 128  # to look a string up in a mapped table costs as much as to read so many of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,10 @@ def count_values(parts: Sequence[Part], field: str, prefix: str, limit: int) -> 
     begin with it, whatever the case of their letters.
     """
     strings, new = _in_one_table(parts, [_counts(*part, field, _STRING, prefix) for part in parts])
-    found = [(_STRING, reduce(_merged, strings))]
+    found = [(_STRING, _in_all(strings))]
     if not prefix:
         others = (_BOOLEAN, _NUMBER)
-        found[:0] = [
-            (kind, reduce(_merged, [_counts(*part, field, kind) for part in parts])) for kind in others
-        ]
+        found[:0] = [(kind, _in_all([_counts(*part, field, kind) for part in parts])) for kind in others]
     items = np.concatenate([items for _, (_, items) in found])
     values = np.concatenate([values for _, (values, _) in found])
     kinds = np.repeat([kind for kind, _ in found], [len(items) for _, (_, items) in found])
@@ -102,6 +98,9 @@ def _field(name: str, parts: Sequence[Part]) -> FieldCount:
     """Count one field, which items have."""
     kinds, items, numbers = set[str](), 0, list[float]()
     for columns, dead in parts:
+        own = columns.positions[columns.group(name, 0, len(KINDS))]
+        if not len(own):
+            continue
         for kind, word in enumerate(KINDS):
             run = columns.group(name, kind, kind + 1)
             live = np.flatnonzero(~dead[columns.positions[run]])
@@ -110,7 +109,7 @@ def _field(name: str, parts: Sequence[Part]) -> FieldCount:
                 if kind == _NUMBER:
                     numbers += columns.values[run][live[[0, -1]]].tolist()
         having = np.zeros(len(columns), np.bool_)  # an item may hold several values
-        having[columns.positions[columns.group(name, 0, len(KINDS))]] = True
+        having[own] = True
         items += int(np.count_nonzero(having & ~dead))
     least, most = (min(numbers), max(numbers)) if numbers else (None, None)
     return FieldCount(name, tuple(sorted(kinds - {""})), items, least, most)
@@ -142,25 +141,26 @@ def _in_one_table(parts: Sequence[Part], strings: Sequence[Counts]) -> tuple[lis
 
     Returns the strings of each part so, and the new ones by their places.
     """
-    table = parts[0][0].texts
-    texts = [
-        [columns.texts[int(place)] for place in places]
-        for (columns, _), (places, _) in zip(parts[1:], strings[1:], strict=True)
-    ]
-    sought = sorted(set[str]().union(*texts))
-    known = table if _SEARCHED * len(sought) < len(table) else list(table)
-    places = dict[str, float]()
+    placed, unknown = [strings[0]], []
+    for (columns, _), (codes, items) in zip(parts[1:], strings[1:], strict=True):
+        own = codes.astype(np.int64)
+        places = columns.places_in(parts[0][0].texts)[own]
+        missing = np.flatnonzero(places % 1)
+        unknown.append((places, missing, [columns.texts[at] for at in own[missing].tolist()]))
+        placed.append((places, items))
+    texts = sorted(set[str]().union(*(missed for _, _, missed in unknown)))
+    ranks = {text: rank / (len(texts) + 1) for rank, text in enumerate(texts, 1)}
     new = dict[float, str]()
-    for rank, text in enumerate(sought, 1):
-        places[text] = place = float(bisect_left(known, text))
-        if place == len(known) or known[int(place)] != text:
-            places[text] = place = place - 1 + rank / (len(sought) + 1)
-            new[place] = text
-    placed = [
-        (np.array([places[text] for text in some], np.float64), items)
-        for some, (_, items) in zip(texts, strings[1:], strict=True)
-    ]
-    return [strings[0], *placed], new
+    for places, missing, missed in unknown:
+        places[missing] += np.array([ranks[text] - 0.5 for text in missed], np.float64)
+        new.update(zip(places[missing].tolist(), missed, strict=True))
+    return placed, new
+
+
+def _in_all(counts: Sequence[Counts]) -> Counts:
+    """Add up counts of all parts, the large first one last: each time both are copied."""
+    first, *rest = counts
+    return _merged(first, reduce(_merged, rest)) if rest else first
 
 
 def _merged(counts: Counts, more: Counts) -> Counts:

@@ -52,7 +52,8 @@ def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advanc
     """
     found = _pairs(snapshot, snapshot.places(), above, advance)
     texts = reader.labelled({seq for one, other, _ in found for seq in (one, other)})
-    named = [(*sorted((texts[one][0], texts[other][0])), score) for one, other, score in found]
+    keys = [sorted((texts[one][0], texts[other][0])) for one, other, _ in found]
+    named = [(key, other, score) for (key, other), (_, _, score) in zip(keys, found, strict=True)]
     labels = dict(texts.values())
     clusters = _clusters([(key, other) for key, other, _ in named])
     made = [

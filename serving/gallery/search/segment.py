@@ -14,6 +14,7 @@ from serving.gallery.index.index import (
     MEASURED_K,
     SCORE_ERROR,
     SPARE,
+    SPARSE,
     Index,
     IndexDamaged,
     IndexMetadata,
@@ -108,23 +109,25 @@ class SealedSegment:
         near: dict[int, Near] = {}
         pending = list(range(len(queries)))
         while pending and not _is_dear(count, allowed, size, exact=index.exact):
-            step = max(1, _PRODUCTS // count)
+            step, again = max(1, _PRODUCTS // count), list[int]()
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
                 rows = queries if len(asked) == len(queries) else queries[asked]
                 answers = zip(asked, *index.search(rows, count, mask), strict=True)
                 for number, scores, found in answers:
-                    floor = float(scores[-1]) if index.exact else -np.inf
+                    floor, fetched = float(scores[-1]) if index.exact else -np.inf, len(found)
                     if allowed < size or found[-1] < 0:
                         passing = (found >= 0) & ~barred[found]
                         scores, found = scores[passing], found[passing]
                     trusted = found if index.exact else found[: math.ceil(len(found) / _DEPTH)]
                     if _is_enough(trusted, labels, k):
                         near[number] = scores, found, floor
-            pending = [number for number in pending if number not in near]
+                    elif index.exact or SPARSE * len(found) * size >= fetched * allowed:
+                        again.append(number)
+            pending = again
             count *= 2
-        if pending:
-            near.update(zip(pending, self._scored(queries[pending], k, barred, labels), strict=True))
+        if missing := [number for number in range(len(queries)) if number not in near]:
+            near.update(zip(missing, self._scored(queries[missing], k, barred, labels), strict=True))
         return [near[number] for number in range(len(queries))]
 
     def _scored(

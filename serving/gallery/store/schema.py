@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,9 @@ from serving.gallery.item import CheckedItem, GalleryItem, Source
 
 __all__ = [
     "ADD_GIVEN", "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION",
-    "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "check_kinds", "damaged",
-    "given_of", "item_checksum", "item_of", "publication_checksum", "read_meta", "record_of", "sound",
-    "unreadable", "vectors_of",
+    "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNREADABLE", "MadeFor", "Meta", "altered", "check_kinds",
+    "damaged", "given_of", "item_checksum", "item_of", "publication_checksum", "read_meta", "record_of",
+    "sound", "unreadable", "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -115,6 +115,17 @@ class Meta:
     dimension: int
     thumbnail_side: int  # longer side of its thumbnails in pixels; 0 where it keeps none
     created: str
+
+
+class MadeFor(TypedDict):
+    """What a new gallery is made for."""
+
+    model_name: str
+    fingerprint: str
+    dimension: int
+    thumbnail_side: NotRequired[int]  # longer side in pixels of the pictures kept with items; 0: none
+    index: NotRequired[str]  # "auto", which is to reach the recall, "exact" or a FAISS factory string
+    recall: NotRequired[float]  # of the 10 nearest
 
 
 def damaged(path: Path, what: object) -> BadArtifact:

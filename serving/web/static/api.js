@@ -1,5 +1,5 @@
 // The server's calls as JSON over HTTP: the paths are those of the proto files, and so are the fields.
-import { button, h } from "./dom.js";
+import { button, h, openDialog } from "./dom.js";
 
 const KEY = "crossbatch-api-key";
 const PATIENCE = 2; // times that a call which found no room is made again, after the time the server asks for
@@ -47,7 +47,7 @@ function askForKey(refused) {
   if (sessionStorage.getItem(KEY) !== refused) return true; // another call has asked meanwhile
   asking ??= new Promise((resolve) => {
     const field = h("input", { type: "password", name: "key", autocomplete: "off", required: true, autofocus: true });
-    const dialog = h("dialog", { id: "key-dialog", "aria-labelledby": "key-title" },
+    const dialog = openDialog({ id: "key-dialog", "aria-labelledby": "key-title" },
       h("form", { method: "dialog" },
         h("h2", { id: "key-title" }, "API key"),
         h("p", {}, refused ? "The key is not valid here. Try another one." : "This server answers those who have a key."),
@@ -58,12 +58,9 @@ function askForKey(refused) {
     dialog.addEventListener("close", () => {
       const use = dialog.returnValue === "use" && field.value.trim() !== "";
       if (use) sessionStorage.setItem(KEY, field.value.trim());
-      dialog.remove();
       asking = null;
       resolve(use);
     });
-    document.body.append(dialog);
-    dialog.showModal();
   });
   return asking;
 }
@@ -76,6 +73,16 @@ export async function item(gallery, key, options) {
   const path = encodeURIComponent(key); // slashes, too: a browser takes `..` between them for a step back
   const reply = await call("GET", galleryPath(gallery, `/items/${path}?with_thumbnail=true`), null, options);
   return { ...reply.item, thumbnail: reply.thumbnail ?? reply.item.thumbnail };
+}
+
+/** The fields of a gallery's items, the label among them: [{name, kinds, items, least, most}]. */
+export const fieldsOf = async (gallery) => (await call("GET", galleryPath(gallery, "/fields"))).fields ?? [];
+
+/** The most frequent values of a field, [[value, items], ...], and how many there are in all; `prefix` is of strings. */
+export async function valuesOf(gallery, field, page_size, prefix = "") {
+  const reply = await call("POST", galleryPath(gallery, "/values:list"), { field, page_size, prefix });
+  const values = (reply.values ?? []).map(({ value, items }) => [Object.values(value)[0], items]);
+  return { values, distinct: Number(reply.distinct ?? 0) };
 }
 
 /** Unpack float32, little-endian. */

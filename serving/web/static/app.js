@@ -1,12 +1,13 @@
 // The frame: boots the page, shows one view at a time, and has what holds in all of them. A view is
 // {name, title, keys, mount(root), update(state, {gallery, galleries, models}), unmount()}, and may have take(files).
 import { call } from "./api.js";
-import { announce, h, notice, problem } from "./dom.js";
+import { announce, button, h, notice, problem } from "./dom.js";
 import { href, read, subscribe, write } from "./state.js";
 import search, { take } from "./search.js";
 
 const VIEWS = ["search", "browse", "map", "compare", "marks"];
 const KEPT = ["gallery", "key", "photo", "filter"]; // what a view takes over from the one before
+const OF_GALLERY = ["key", "filter", "mix", "crop", "show", "prefix", "page", "at", "colour"]; // what means nothing in another one
 const SIZE = "crossbatch-size";
 const main = document.getElementById("main");
 const chooser = document.getElementById("gallery-select");
@@ -35,7 +36,7 @@ async function show(state, { anew = false } = {}) {
       return write({ gallery: (galleries.find((each) => !each.problem) ?? galleries[0]).name }, { replace: true });
     }
     frame(state, view.title, galleries);
-    if (!gallery) return leave(galleries.length ? unknown(state.gallery, galleries) : empty(state));
+    if (!gallery) return leave(galleries.length ? unknown(state.gallery, galleries) : empty());
     if (current !== view) {
       leave();
       current = view;
@@ -55,6 +56,7 @@ function leave(...instead) {
 }
 
 function frame(state, title, galleries) {
+  document.getElementById("title").textContent = title;
   document.title = [title, state.gallery, "crossbatch"].filter(Boolean).join(" · ");
   const kept = new URLSearchParams(KEPT.filter((name) => state[name]).map((name) => [name, state[name]])).toString();
   for (const link of document.querySelectorAll("nav [data-view]")) {
@@ -69,13 +71,15 @@ function frame(state, title, galleries) {
 
 function unknown(name, galleries) {
   return notice(`There is no gallery “${name}”`, ["It may have been renamed or deleted. There are:"],
-    h("p", { class: "chips" }, galleries.slice(0, 50).map((each) => h("a", { class: "chip", href: href({ gallery: each.name, key: null }) }, each.name))));
+    h("p", { class: "chips" }, galleries.slice(0, 50).map((each) =>
+      h("a", { class: "chip", href: href({ gallery: each.name, key: null }) }, each.name))));
 }
 
 function empty() {
-  return notice("There is no gallery yet", ["A gallery holds the pictures that are searched. Make one of a folder of images, beside the server's other galleries:",
+  return notice("There is no gallery yet", [
+    "A gallery holds the pictures that are searched. Make one of a folder of images, beside the server's other galleries:",
     h("code", { class: "block" }, "crossbatch index --model MODEL.onnx --data FOLDER --thumbnails --galleries GALLERIES NAME"),
-    "The server finds it by itself."], h("button", { type: "button", class: "primary", on: { click: () => show(read(), { anew: true }) } }, "Look again"));
+    "The server finds it by itself."], button("Look again", () => show(read(), { anew: true }), { class: "primary" }));
 }
 
 function resize(pixels) {
@@ -86,9 +90,11 @@ function resize(pixels) {
 
 function showKeys() {
   const common = [["1 – 5", "search, browse, map, compare, marks"], ["o", "choose a photo; it can be dropped or pasted anywhere, too"],
-    ["/", "filter"], ["+ −", "size of the pictures"], ["arrows", "from picture to picture"], ["Enter", "more like this"], ["?", "this list"], ["Esc", "close"]];
+    ["/", "filter"], ["+ −", "size of the pictures"],
+    ["arrows", "from picture to picture"], ["Enter", "more like this"], ["?", "this list"], ["Esc", "close"]];
   const rows = [...common, ...(current?.keys ?? [])];
-  document.getElementById("keys-list").replaceChildren(h("dl", { class: "keys" }, rows.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])));
+  document.getElementById("keys-list").replaceChildren(h("dl", { class: "keys" },
+    rows.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])));
   keysDialog.showModal();
 }
 
@@ -99,7 +105,8 @@ function focusFilter() {
 }
 
 const KEYS = {
-  "?": showKeys, "/": focusFilter, "+": () => resize(Math.min(320, Number(size.value) + 24)), "-": () => resize(Math.max(88, size.value - 24)),
+  "?": showKeys, "/": focusFilter,
+  "+": () => resize(Math.min(320, Number(size.value) + 24)), "-": () => resize(Math.max(88, size.value - 24)),
   o: () => document.getElementById("photo-input")?.click(),
   ...Object.fromEntries(VIEWS.map((name, index) => [index + 1, () => document.querySelector(`nav [data-view=${name}]`).click()])),
 };
@@ -119,7 +126,7 @@ addEventListener("dragover", (event) => {
   event.preventDefault();
   hint.hidden = false;
 });
-addEventListener("dragleave", (event) => (hint.hidden = event.relatedTarget === null));
+addEventListener("dragleave", (event) => (hint.hidden ||= event.relatedTarget === null));
 addEventListener("drop", (event) => {
   if (!carries(event)) return;
   event.preventDefault();
@@ -132,10 +139,9 @@ addEventListener("paste", (event) => {
   (current?.take ?? take)([...event.clipboardData.files]);
 });
 
-chooser.addEventListener("change", () => write({ gallery: chooser.value, key: null, filter: null, mix: null, crop: null }));
+chooser.addEventListener("change", () => write({ ...Object.fromEntries(OF_GALLERY.map((name) => [name, null])), gallery: chooser.value }));
 size.addEventListener("input", () => resize(Number(size.value)));
 document.getElementById("keys-button").addEventListener("click", showKeys);
 document.getElementById("skip").addEventListener("click", () => main.focus());
 resize(Number(localStorage.getItem(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 152 : 168));
 subscribe(show);
-show(read());

@@ -1,6 +1,6 @@
 // Browse: the galleries of the server; the fields, items and likely duplicates of one, never more than a page of them.
-import { call, galleryPath, item } from "./api.js";
-import { announce, button, count, digits, h, notice, toast } from "./dom.js";
+import { call, fieldsOf, galleryPath, item, valuesOf } from "./api.js";
+import { announce, button, count, digits, fieldName, h, notice, toast } from "./dom.js";
 import { edit, mayEdit } from "./edit.js";
 import { conditions, filterForm, message, written } from "./filters.js";
 import { fill, stop } from "./fill.js";
@@ -13,9 +13,11 @@ const OWN = { ...FRESH, above: null }; // what other views do not know
 let ui = null, shown = "", listed = "";
 
 const link = (patch) => href({ ...OWN, ...patch });
+const searchBy = ({ key }) => write({ ...OWN, view: "search", key, photo: null });
 
 function describe({ name, model_name, dimension, items, index_type, recall, problem: fault }, chosen) {
-  const facts = fault ? h("p", { class: "fault" }, fault.message) : h("p", { class: "soft" }, `${count(items)} items of ${dimension} numbers by ${model_name}; ` +
+  const facts = fault ? h("p", { class: "fault" }, fault.message)
+    : h("p", { class: "soft" }, `${count(items)} items of ${dimension} numbers by ${model_name}; ` +
     `${index_type === "exact" ? "searched exactly" : `index ${index_type}, recall ${digits(recall)}`}`);
   return h("li", {}, h("a", { href: link({ gallery: name, filter: null, key: null }), ...(name === chosen && { "aria-current": "true" }) }, name), facts);
 }
@@ -25,15 +27,16 @@ function field({ name, kinds = [], items, least, most }) {
   const open = async (event) => {
     if (!event.target.open || values.childElementCount) return;
     try {
-      const reply = await call("POST", galleryPath(read().gallery, "/values:list"), { field: name, page_size: VALUES });
-      const rest = Number(reply.distinct ?? 0) - VALUES;
-      values.replaceChildren(...(reply.values ?? []).map((each) => value(name, Object.values(each.value)[0], each.items)), rest > 0 ? h("li", { class: "soft" }, `and ${count(rest)} more: type them in the filter`) : "");
+      const found = await valuesOf(read().gallery, name, VALUES), rest = found.distinct - VALUES;
+      values.replaceChildren(...found.values.map((each) => value(name, ...each)),
+        rest > 0 ? h("li", { class: "soft" }, `and ${count(rest)} more: type them in the filter`) : "");
     } catch (error) {
       values.replaceChildren(h("li", { role: "alert" }, error.message));
     }
   };
   const range = least === undefined ? "" : `, ${least} to ${most}`;
-  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, name === "$label" ? "label" : name, h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
+  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, fieldName(name),
+    h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
 }
 
 function value(name, of, items) {
@@ -52,12 +55,17 @@ async function items(state, signal) {
     : call("POST", `${path}/items:list`, { ...asked, page_size: PAGE, page_token: state.page, key_prefix: state.prefix }, { signal }),
   state.prefix ? {} : call("POST", `${path}/items:count`, { filter: asked.filter }, { signal })]);
   const { items: found = [], next_page_token } = reply;
-  const actions = mayEdit() ? [{ name: "edit", title: "Edit label and metadata", text: "✎", key: "e", run: ({ key }) => edit(state.gallery, key, () => { show(read()); listFields(listed); }).catch((error) => toast(error.message)) }] : [];
-  const cards = grid(found, { onPick: ({ key }) => write({ ...OWN, view: "search", key, photo: null }), actions });
+  const again = () => { show(read()); listFields(listed); };
+  const change = ({ key }) => edit(state.gallery, key, again).catch((error) => toast(error.message));
+  const actions = mayEdit() ? [{ name: "edit", title: "Edit label and metadata", text: "✎", key: "e", run: change }] : [];
+  const cards = grid(found, { onPick: searchBy, actions });
   cards.id = "browse-items";
-  const told = state.prefix ? `Keys that begin with ${state.prefix}` : random ? `${count(found.length)} of ${count(counted.items)} items, at random` : `${count(counted.items)} items`;
+  const told = state.prefix ? `Keys that begin with ${state.prefix}`
+    : random ? `${count(found.length)} of ${count(counted.items)} items, at random` : `${count(counted.items)} items`;
   announce(told);
-  if (!found.length) return [notice("Nothing here", [state.prefix ? `No key begins with “${state.prefix}”.` : rows.length ? "No item fulfils the filter." : "The gallery is empty: index pictures into it."])];
+  const none = state.prefix ? `No key begins with “${state.prefix}”.` :
+    rows.length ? "No item fulfils the filter." : "The gallery is empty: index pictures into it.";
+  if (!found.length) return [notice("Nothing here", [none])];
   return [h("h2", {}, told), cards, h("div", { class: "buttons" },
     next_page_token ? button("Next page", () => write({ page: next_page_token }), { id: "next-page", class: "primary" }) : null,
     state.page ? button("First page", () => write({ page: null })) : null)];
@@ -76,10 +84,12 @@ async function duplicates(state, signal) {
   const found = new Map(await Promise.all(keys.map(async (key) => [key, await item(state.gallery, key, { signal }).catch(() => ({ key }))])));
   const pair = ({ key, other, score }) => {
     const both = [key, other].map((each) => found.get(each)), same = both[0].label === both[1].label;
-    return h("li", { class: "alike" }, h("p", {}, h("b", {}, digits(score)), same ? " same label" : " different labels"), grid(both, { onPick: (each) => write({ ...OWN, view: "search", key: each.key, photo: null }) }));
+    return h("li", { class: "alike" }, h("p", {}, h("b", {}, digits(score)), same ? " same label" : " different labels"),
+      grid(both, { onPick: searchBy }));
   };
   const more = (reply.pairs ?? []).length - pairs.length;
-  return [looked, pairs.length ? h("ul", { id: "duplicates", role: "list" }, pairs.map(pair)) : notice("No likely duplicates", [`No pair from here on has a score of ${above} or more. Lower the score to see more.`]),
+  return [looked, pairs.length ? h("ul", { id: "duplicates", role: "list" }, pairs.map(pair)) : notice("No likely duplicates", [
+    `No pair from here on has a score of ${above} or more. Lower the score to see more.`]),
     more > 0 ? h("p", {}, `and ${count(more)} pairs with lower scores: raise the least score to see them apart`) : "",
     reply.next_page_token ? button("Compare further", () => write({ page: reply.next_page_token }), { id: "next-page", class: "primary" }) : ""];
 }
@@ -91,23 +101,29 @@ function mount(root) {
   ui = {
     galleries: h("ul", { id: "gallery-list", role: "list" }), fields: h("ul", { id: "field-list", role: "list" }),
     filter: filterForm({ onChange: (filter) => write({ ...FRESH, filter }) }), main: h("div"),
-    key: h("input", { id: "key-input", type: "search", autocomplete: "off", placeholder: "beginning of a key", on: { input: () => { clearTimeout(wait); wait = setTimeout(prefix, 250); } } }),
-    above: h("input", { id: "above-input", type: "range", min: 0.5, max: 1, step: 0.01, on: { input: () => { ui.aboveTold.textContent = ui.above.value; }, change: () => write({ above: ui.above.value, page: null }) } }),
+    key: h("input", { id: "key-input", type: "search", autocomplete: "off", placeholder: "beginning of a key", on: {
+      input: () => { clearTimeout(wait); wait = setTimeout(() => ui && prefix(), 250); } } }),
+    above: h("input", { id: "above-input", type: "range", min: 0.5, max: 1, step: 0.01, on: {
+      input: () => { ui.aboveTold.textContent = ui.above.value; }, change: () => write({ above: ui.above.value, page: null }) } }),
     aboveTold: h("output"),
-    modes: { "": button("All items", open({})), random: button("Random", () => write({ ...OWN, show: "random", seed: 1 + Math.floor(Math.random() * 2 ** 31) })),
+    modes: { "": button("All items", open({})),
+      random: button("Random", () => write({ ...OWN, show: "random", seed: 1 + Math.floor(Math.random() * 2 ** 31) })),
       duplicates: button("Likely duplicates", open({ show: "duplicates" })) },
   };
   ui.slider = h("label", { class: "slider" }, h("span", {}, "Least score ", ui.aboveTold), ui.above);
   root.append(h("div", { class: "split" },
-    h("section", { class: "controls", "aria-label": "Galleries, fields and filter" }, h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches },
-      h("summary", {}, "Galleries, fields and filter"), h("h3", {}, "Galleries"), ui.galleries, h("h3", {}, "Fields"), ui.fields, h("h3", {}, "Filter"), ui.filter.element)),
-    h("section", { "aria-label": "Items" }, h("h1", { class: "visually-hidden" }, "Browse"), h("div", { class: "bar" }, h("label", {}, "Key", ui.key), Object.values(ui.modes), ui.slider), ui.main)));
+    h("section", { class: "controls", "aria-label": "Galleries, fields and filter" },
+      h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches },
+      h("summary", {}, "Galleries, fields and filter"), h("h3", {}, "Galleries"), ui.galleries,
+      h("h3", {}, "Fields"), ui.fields, h("h3", {}, "Filter"), ui.filter.element)),
+    h("section", { "aria-label": "Items" },
+      h("div", { class: "bar" }, h("label", {}, "Key", ui.key), Object.values(ui.modes), ui.slider), ui.main)));
 }
 
 async function listFields(name) {
   try {
-    const reply = await call("GET", galleryPath(name, "/fields"));
-    if (name === listed) ui?.fields.replaceChildren(...(reply.fields ?? []).map(field));
+    const fields = await fieldsOf(name);
+    if (name === listed) ui?.fields.replaceChildren(...fields.map(field));
   } catch (error) {
     ui?.fields.replaceChildren(h("li", { class: "soft" }, error.message));
   }

@@ -18,9 +18,15 @@ export function forPython({ gallery, parts, request, filter, address }) {
   const file = (part) => `[${python(fileOf(part))}]`, single = "image" in request.queries[0] || "key" in request.queries[0];
   const options = { exclude: request.exclude_keys, k: request.k, filter, minimum_score: request.minimum_score, group_by_label: request.group_by_label,
     exclude_same: request.exclude_same, model: request.model || undefined };
-  const given = Object.entries(options).filter(([, value]) => value !== undefined && value.length !== 0).map(([name, value]) => `${name}=${python(value)}`);
-  const [part] = parts, sent = single ? (request.queries[0].key === undefined ? `images=${file(part)}` : `keys=[${python(part.key)}]`) : "vectors=[mean / np.linalg.norm(mean)]";
-  const vectors = parts.map((each, index) => `${each.weight < 0 ? "- " : index ? "+ " : ""}${Math.abs(each.weight) === 1 ? "" : `${Math.abs(each.weight)} * `}${each.photo || each.crop ? `client.embed(${file(each)}${model})[0]` : `client.get(${place}, ${python(each.key)}).vector`}`);
+  const given = Object.entries(options).filter(([, value]) => value !== undefined && value.length !== 0)
+    .map(([name, value]) => `${name}=${python(value)}`);
+  const [part] = parts, sent = single ? (request.queries[0].key === undefined ? `images=${file(part)}` : `keys=[${python(part.key)}]`)
+    : "vectors=[mean / np.linalg.norm(mean)]";
+  const vectors = parts.map((each, index) => {
+    const sign = each.weight < 0 ? "- " : index ? "+ " : "", times = Math.abs(each.weight);
+    const vector = each.photo || each.crop ? `client.embed(${file(each)}${model})[0]` : `client.get(${place}, ${python(each.key)}).vector`;
+    return `${sign}${times === 1 ? "" : `${times} * `}${vector}`;
+  });
   return [
     hasKey() ? "import os\n" : null, single ? null : "import numpy as np", "from serving.client import Client\n",
     `with Client(${python(address)}${hasKey() ? ', api_key=os.environ["API_KEY"]' : ""}) as client:`,

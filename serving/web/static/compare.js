@@ -1,7 +1,7 @@
 // Compare: the same query in two galleries side by side, and the queries on which they differ most.
 import { base64Of, call, galleryPath, item } from "./api.js";
 import { download } from "./csv.js";
-import { announce, button, count, digits, h, notice, problem } from "./dom.js";
+import { announce, button, count, digits, h, notice, problem, table } from "./dom.js";
 import { fill, stop } from "./fill.js";
 import { grid } from "./grid.js";
 import { href, keepPhoto, keptPhoto, write } from "./state.js";
@@ -17,7 +17,8 @@ let root, one, many, listed = "", faced = "";
 /** The part of two lists that both have: |a ∩ b| / k, k the length of the longer one; 1 for two empty ones. */
 export const overlap = (a, b) => (a.length + b.length ? a.filter((key) => b.includes(key)).length / Math.max(a.length, b.length) : 1);
 
-/** Rank-biased overlap of two lists, extrapolated beyond the longer one: equation 32 of Webber, Moffat and Zobel (2010). */
+/** Rank-biased overlap of two lists, extrapolated beyond their end: equation 30 of Webber, Moffat and Zobel (2010), where
+ * a shorter list, of a gallery that has no more, shares nothing beyond its own end. */
 export function rankBiasedOverlap(a, b, p = 0.9) {
   let sum = 0, agreement = 1;
   const k = Math.max(a.length, b.length);
@@ -32,7 +33,8 @@ export function rankBiasedOverlap(a, b, p = 0.9) {
 async function search(gallery, queries, k, signal, with_thumbnails = false) {
   const found = [], step = queries[0]?.photo ? PHOTOS : 256;
   for (let at = 0; at < queries.length; at += step) {
-    const part = queries.slice(at, at + step), images = part.map(async ({ key, photo }) => (photo ? { image: await base64Of(keptPhoto(photo)) } : { key }));
+    const part = queries.slice(at, at + step),
+      images = part.map(async ({ key, photo }) => (photo ? { image: await base64Of(keptPhoto(photo)) } : { key }));
     const { results } = await call("POST", galleryPath(gallery, ":search"), { queries: await Promise.all(images), k: k + 1, with_thumbnails }, { signal });
     found.push(...results.map(({ hits = [], error }, index) => ({ error, hits: hits.filter(({ key }) => key !== part[index].key).slice(0, k) })));
   }
@@ -69,9 +71,10 @@ async function pair({ gallery, other, key, photo }, k, signal) {
     }
   }));
   const query = photo ? { key: file.name } : await item(gallery, key, { signal }).catch(() => ({ key })), [left, right] = sides.map(keysOf);
-  const told = `${count(left.filter((each) => right.includes(each)).length)} results shared; overlap@${k} ${digits(overlap(left, right))}, rank-biased overlap ${digits(rankBiasedOverlap(left, right))}`;
+  const told = `${count(left.filter((each) => right.includes(each)).length)} results shared; ` +
+    `overlap@${k} ${digits(overlap(left, right))}, rank-biased overlap ${digits(rankBiasedOverlap(left, right))}`;
   announce(told);
-  return [h("div", { class: "compared" }, photo ? h("b", {}, file.name) : grid([query], { onPick: () => write({ view: "search" }) }),
+  return [h("div", { class: "compared" }, photo ? h("b", {}, file.name) : grid([query], { onPick: () => write({ view: "search", other: null, list: null }) }),
     sides.some(({ failed }) => failed) ? null : h("p", { title: MEANING.join("\n") }, told)),
   h("div", { class: "sides" }, side("compare-left", gallery, ...sides), side("compare-right", other, ...sides.toReversed()))];
 }
@@ -86,11 +89,14 @@ async function measure({ gallery, other, list }, k, signal) {
     const both = [lefts[at], rights[at]], lists = both.map(keysOf), error = both.map((each) => each.error?.message).find(Boolean);
     return { ...query, name: query.key ?? keptPhoto(query.photo).name, error, figures: error ? [] : [overlap(...lists), rankBiasedOverlap(...lists)] };
   }).sort((a, b) => (a.figures[1] ?? 2) - (b.figures[1] ?? 2));
-  const names = [`overlap@${k}`, "rank-biased overlap"], line = ({ name, key = null, photo = null, error, figures }) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ key, photo }), on: { click: () => scrollTo(0, 0) } }, name)),
+  const names = [`overlap@${k}`, "rank-biased overlap"];
+  const line = ({ name, key = null, photo = null, error, figures }) => h("tr", {},
+    h("th", { scope: "row" }, h("a", { href: href({ key, photo }), on: { click: () => scrollTo(0, 0) } }, name)),
     error ? h("td", { colspan: 2 }, error) : figures.map((each) => h("td", {}, digits(each))));
-  return [h("table", { id: "compare-table" }, h("caption", {}, `${rows.length} queries; those on which ${gallery} and ${other} differ most come first`),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "query"), names.map((name, at) => h("th", { scope: "col" }, h("abbr", { title: MEANING[at] }, name))))), h("tbody", {}, rows.map(line))),
-  button("Export as CSV", () => download(`${gallery}-${other}.csv`, [["query", ...names], ...rows.map(({ name, figures }) => [name, figures[0] ?? "", figures[1] ?? ""])]), { id: "export-comparison" })];
+  const cells = rows.map(({ name, figures: [shared = "", biased = ""] }) => [name, shared, biased]);
+  return [table("compare-table", `${rows.length} queries; those on which ${gallery} and ${other} differ most come first`,
+    ["query", ...names.map((name, at) => h("abbr", { title: MEANING[at] }, name))], rows.map(line)),
+  button("Export as CSV", () => download(`${gallery}-${other}.csv`, [["query", ...names], ...cells]), { id: "export-comparison" })];
 }
 
 /** Make queries of files: of photos, and of the lines of a text, which are keys. */
@@ -102,12 +108,15 @@ async function take(files) {
 }
 
 function controls({ gallery, other }, k, others) {
-  const chooser = h("select", { id: "other-select", on: { change: () => write({ other: chooser.value }) } }, others.map((name) => h("option", { selected: name === other }, name)));
+  const chooser = h("select", { id: "other-select", on: { change: () => write({ other: chooser.value }) } },
+    others.map((name) => h("option", { selected: name === other }, name)));
   const depth = h("input", { type: "number", min: 1, max: MOST_K, value: k, on: { change: () => write({ k: depth.value }) } });
   const query = h("input", { id: "compare-key", autocomplete: "off", placeholder: "key of an item" });
-  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden", on: { change: () => take([...files.files]) } });
+  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden",
+    on: { change: () => take([...files.files]) } });
   const submit = (event) => { event.preventDefault(); write({ key: query.value, photo: null }); };
-  return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser), h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
+  return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser),
+    h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
     h("label", { class: "button" }, "Photos, or a text of keys", files),
     button(`${RANDOM} random queries`, () => write({ list: JSON.stringify(["random", RANDOM, 1 + Math.floor(Math.random() * 2 ** 31)]) }), { id: "compare-random" }));
 }
@@ -119,16 +128,18 @@ export default {
   },
   update(state, { galleries }) {
     const others = galleries.filter(({ name, problem: fault }) => name !== state.gallery && !fault).map(({ name }) => name);
-    if (!others.length) return root.replaceChildren(notice("There is nothing to compare with", ["Index the same pictures with another model as a second gallery. Items are the same where their keys are.",
+    if (!others.length) return root.replaceChildren(notice("There is nothing to compare with", [
+      "Index the same pictures with another model as a second gallery. Items are the same where their keys are.",
       h("code", { class: "block" }, "crossbatch index --model OTHER.onnx --data FOLDER --thumbnails --galleries GALLERIES OTHER")]));
     if (!others.includes(state.other)) return write({ other: others[0] }, { replace: true });
     const k = Math.max(1, Math.min(MOST_K, Math.round(state.k) || K)), asked = JSON.stringify([state.gallery, state.other, k, state.list]);
     const face = JSON.stringify([state.gallery, state.other, k, others]);
-    if (face !== faced) root.replaceChildren(h("h1", { class: "visually-hidden" }, "Compare"), controls(state, k, others), one, many);
+    if (face !== faced) root.replaceChildren(controls(state, k, others), one, many);
     faced = face;
     document.getElementById("compare-key").value = state.key ?? "";
     if (state.key || state.photo) fill(one, (signal) => pair(state, k, signal));
-    else one.replaceChildren(notice("Choose a query", [`Type the key of an item, choose or drop a photo, or let ${RANDOM} random queries show where the two differ.`]));
+    else one.replaceChildren(notice("Choose a query", [
+      `Type the key of an item, choose or drop a photo, or let ${RANDOM} random queries show where the two differ.`]));
     if (asked !== listed && state.list) fill(many, (signal) => measure(state, k, signal));
     else if (!state.list) many.replaceChildren();
     listed = asked;

@@ -45,6 +45,21 @@ export function notice(title, lines = [], ...buttons) {
   return h("div", { class: "notice" }, h("h2", {}, title), lines.map((line) => h("p", {}, typeof line === "string" ? coded(line) : line)), buttons);
 }
 
+/** Open a dialog of this content until it is closed; `props` as for `h`. */
+export function openDialog(props, ...children) {
+  const dialog = h("dialog", props, children);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/** A table: `heads` and the rows of the body, made already, under a caption. */
+export function table(id, caption, heads, rows) {
+  return h("table", { id }, h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, heads.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows));
+}
+
 /** Show a fault and what to do about it; `again` is called by its button. */
 export function problem(error, again) {
   const [title, line] = {
@@ -64,6 +79,9 @@ export function problem(error, again) {
 
 /** A score as it is shown everywhere. */
 export const digits = (score) => (score ?? 0).toFixed(3).replace("-", "−");
+
+/** A field as people call it. */
+export const fieldName = (name) => (name === "$label" ? "label" : name);
 
 /** A whole number, grouped by thousands. */
 export const count = (number) => Number(number ?? 0).toLocaleString("en");

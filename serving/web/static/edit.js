@@ -1,6 +1,6 @@
 // The dialog that changes the label and the metadata of an item, against the version that it shows.
 import { call, galleryPath, item } from "./api.js";
-import { button, h } from "./dom.js";
+import { button, fieldName, h, openDialog } from "./dom.js";
 
 const KINDS = { text: "", number: 0, "yes or no": false, list: [], object: {} }; // and what a field of it begins with
 let readOnly = false; // a change was refused: the key of this tab may only read
@@ -8,7 +8,8 @@ let readOnly = false; // a change was refused: the key of this tab may only read
 /** Whether to offer changes: until the server has refused one. */
 export const mayEdit = () => !readOnly;
 
-const kindOf = (value) => ({ string: "text", number: "number", boolean: "yes or no" }[typeof value] ?? (Array.isArray(value) ? "list" : value === null ? "nothing" : "object"));
+const kindOf = (value) => ({ string: "text", number: "number", boolean: "yes or no" }[typeof value]
+  ?? (Array.isArray(value) ? "list" : value === null ? "nothing" : "object"));
 
 /** What is typed, as a value of a kind; throws a sentence that names the field where it is none. */
 export function parsed(kind, text, name) {
@@ -75,7 +76,8 @@ export async function edit(gallery, key, saved) {
   const conflict = async (wanted) => {
     const now = await item(gallery, key), text = (value) => (value === null || value === undefined ? "nothing" : JSON.stringify(value));
     const both = Object.entries({ ...("label" in wanted && { $label: wanted.label }), ...wanted.metadata })
-      .map(([name, value]) => h("li", {}, h("b", {}, name.replace("$label", "label")), `: ${text(name === "$label" ? now.label : now.metadata?.[name])} there now, ${text(value)} yours`));
+      .map(([name, value]) => h("li", {}, h("b", {}, fieldName(name)),
+        `: ${text(name === "$label" ? now.label : now.metadata?.[name])} there now, ${text(value)} yours`));
     tell("Somebody changed this item while it was open here.", h("ul", {}, both), h("div", { class: "buttons" },
       button("Write mine over it", () => send(wanted, now.version)), button("Take what is there", () => { stored = now; fill(); })));
   };
@@ -90,11 +92,9 @@ export async function edit(gallery, key, saved) {
       tell(error.message);
     }
   };
-  const dialog = h("dialog", { id: "edit-dialog", "aria-labelledby": "edit-title", on: { close: () => dialog.remove() } },
+  fill();
+  const dialog = openDialog({ id: "edit-dialog", "aria-labelledby": "edit-title" },
     h("form", { on: { submit } }, h("h2", { id: "edit-title" }, key), h("label", {}, "Label", label), h("h3", {}, "Metadata"), rows,
       button("Add a field", () => rows.append(row("", ""))), told,
       h("div", { class: "buttons" }, button("Cancel", () => dialog.close()), h("button", { class: "primary" }, "Save"))));
-  fill();
-  document.body.append(dialog);
-  dialog.showModal();
 }

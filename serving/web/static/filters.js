@@ -1,7 +1,8 @@
 // The filter: conditions [field, operator, value], in the address as JSON; all must hold, and several "is" of one
-// field are alternatives; the value of "within" is boxes [left, right, top, bottom] of the map, one of which must hold. It becomes the proto's Filter for the server, and the short form for people.
-import { call, galleryPath } from "./api.js";
-import { button, count, h } from "./dom.js";
+// field are alternatives; the value of "within" is boxes [left, right, top, bottom] of the map, one of
+// which must hold. It becomes the proto's Filter for the server, and the short form for people.
+import { fieldsOf, valuesOf } from "./api.js";
+import { button, count, fieldName, h } from "./dom.js";
 
 const OPERATORS = { is: "is", not: "is not", least: "at least", most: "at most", has: "is there", within: "within" };
 
@@ -56,7 +57,7 @@ export function short(rows) {
 
 /** A condition in words. */
 export const told = ([field, operator, value]) =>
-  `${field === "$label" ? "label" : field} ${OPERATORS[operator]}${operator === "has" ? "" : operator === "within" ? " an outline" : ` ${value}`}`;
+  `${fieldName(field)} ${OPERATORS[operator]}${operator === "has" ? "" : operator === "within" ? " an outline" : ` ${value}`}`;
 
 /** The form: {element, update(gallery, text)}; `onChange(text)` gets what is to stand in the address, or null. */
 export function filterForm({ onChange }) {
@@ -116,13 +117,11 @@ export function filterForm({ onChange }) {
     fit();
     const mine = ++asked;
     try {
-      const body = { field: field.value, prefix: value.value.trim(), page_size: 50 };
-      const reply = await call("POST", galleryPath(gallery, "/values:list"), body);
+      const found = await valuesOf(gallery, field.value, 50, value.value.trim());
       if (mine !== asked) return;
-      const found = reply.values ?? [];
-      values = found.map((each) => Object.values(each.value)[0]);
-      list.replaceChildren(...found.map((each, index) => h("option", { value: String(values[index]) }, `${count(each.items)} items`)));
-      hint.textContent = Number(reply.distinct ?? 0) ? `${count(reply.distinct)} values` : "No value begins so.";
+      values = found.values.map(([each]) => each);
+      list.replaceChildren(...found.values.map(([each, items]) => h("option", { value: String(each) }, `${count(items)} items`)));
+      hint.textContent = found.distinct ? `${count(found.distinct)} values` : "No value begins so.";
     } catch {
       hint.textContent = ""; // it is filtered by what is typed, then
     }
@@ -137,11 +136,11 @@ export function filterForm({ onChange }) {
       gallery = name;
       fields = [{ name: "$label", kinds: ["string"] }];
       try {
-        const found = (await call("GET", galleryPath(name, "/fields"))).fields ?? [];
+        const found = await fieldsOf(name);
         if (name !== gallery) return;
         fields = [...fields, ...found.filter((each) => each.name !== "$label" && each.kinds?.length)];
       } catch { /* the label can be filtered by in any case */ }
-      field.replaceChildren(...fields.map((each) => h("option", { value: each.name }, each.name === "$label" ? "label" : each.name)));
+      field.replaceChildren(...fields.map((each) => h("option", { value: each.name }, fieldName(each.name))));
       fit();
     },
   };

@@ -42,7 +42,8 @@ function card(item, index, { onPick, pick, actions }) {
     address ? h("img", { src: address, alt: "", loading: index < 24 ? "eager" : "lazy", decoding: "async" }) : h("span", { class: "bare" }, label || key),
     () => onPick?.(item), { class: "picture", "aria-label": name, title: pick });
   const buttons = actions.filter((each) => each.text).map((action) => button(action.text, () => action.run(item, element),
-    { dataset: { action: action.name }, title: action.key ? `${action.title} (${action.key})` : action.title, "aria-label": `${action.title}: ${label || key}` }));
+    { dataset: { action: action.name }, title: action.key ? `${action.title} (${action.key})` : action.title,
+      "aria-label": `${action.title}: ${label || key}` }));
   const more = details(item);
   const element = h("li", { class: "card", dataset: { key, ...(score !== undefined && { score }) } }, front,
     h("div", { class: "about" },

@@ -1,6 +1,6 @@
 // The map: the items of a gallery as points. What the lasso encloses becomes a filter, to search and browse within.
-import { call, galleryPath, item, picture } from "./api.js";
-import { announce, button, count, h, notice, problem } from "./dom.js";
+import { call, fieldsOf, galleryPath, item, picture, valuesOf } from "./api.js";
+import { announce, button, count, fieldName, h, notice, problem } from "./dom.js";
 import { conditions, message, written } from "./filters.js";
 import { painter } from "./points.js";
 import { href, write } from "./state.js";
@@ -34,7 +34,8 @@ export function strips(polygon, most = 24) {
 
 // Places are [x, y] of the map; pixels are those of the canvas.
 const side = () => view.zoom * Math.min(canvas.width, canvas.height);
-const placeOf = (event) => [view.x + (event.offsetX * devicePixelRatio - canvas.width / 2) / side(), view.y + (event.offsetY * devicePixelRatio - canvas.height / 2) / side()];
+const placeOf = (event) => [view.x + (event.offsetX * devicePixelRatio - canvas.width / 2) / side(),
+  view.y + (event.offsetY * devicePixelRatio - canvas.height / 2) / side()];
 const pixelOf = ([x, y]) => [(x - view.x) * side() + canvas.width / 2, (y - view.y) * side() + canvas.height / 2];
 
 /** The boxes of the filter; undefined where it has none. */
@@ -50,7 +51,8 @@ function redraw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
     if (!canvas?.isConnected || !tiles) return;
-    const style = getComputedStyle(root), colours = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "rest"].map((each) => style.getPropertyValue(`--${each}`).trim());
+    const style = getComputedStyle(root);
+    const colours = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "rest"].map((each) => style.getPropertyValue(`--${each}`).trim());
     const seen = { ...view, side: side(), width: canvas.width, height: canvas.height };
     drawn = tiles.find(seen);
     paint.draw(drawn, seen, colours, only);
@@ -89,8 +91,11 @@ async function hover(where) {
   if (!near || bubble.dataset.key === key) return;
   bubble.dataset.key = key;
   const [left, top] = pixelOf(near.place).map((each) => each / devicePixelRatio + 12);
-  Object.assign(bubble.style, { left: `${Math.min(left, canvas.clientWidth - 150)}px`, top: `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px` });
+  Object.assign(bubble.style, { left: `${Math.min(left, canvas.clientWidth - 150)}px`,
+    top: `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px` });
   bubble.replaceChildren(key);
+  await new Promise((resolve) => setTimeout(resolve, 80)); // a pointer that passes by asks for nothing
+  if (bubble.dataset.key !== key) return;
   if (known.size > 200) known.clear();
   if (!known.has(key)) known.set(key, item(state.gallery, key).catch(() => ({})));
   const { label, thumbnail } = await known.get(key);
@@ -108,6 +113,7 @@ function pick(where) {
 function move(x, y, zoom = view.zoom) {
   view = { x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(NEAREST, zoom)) };
   bubble.hidden = true;
+  delete bubble.dataset.key; // its place is another one now
   clearTimeout(settle);
   settle = setTimeout(() => write({ at: Object.values(view).map((each) => Number(each.toPrecision(7))).join() }, { replace: true }), 300);
   redraw();
@@ -156,7 +162,8 @@ function pointers() {
 
 function keydown(event) {
   const step = STEPS[event.key], middle = [view.x, view.y];
-  const act = step ? () => move(view.x + step[0] / view.zoom, view.y + step[1] / view.zoom) : { "+": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: () => move(...Object.values(ALL)),
+  const act = step ? () => move(view.x + step[0] / view.zoom, view.y + step[1] / view.zoom) : {
+    "+": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: () => move(...Object.values(ALL)),
     l: () => byLasso(!lassoing), Escape: () => { lasso = null; byLasso(false); redraw(); }, Enter: () => pick(middle) }[event.key];
   if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
@@ -166,14 +173,15 @@ function keydown(event) {
 
 /** Ask for the fields and for the most frequent values of the one that colours; then the tiles can come. */
 async function colourBy(field, mine) {
-  const path = galleryPath(state.gallery);
-  const [{ fields = [] }, { values = [], distinct = 0 }] = await Promise.all([call("GET", `${path}/fields`), call("POST", `${path}/values:list`, { field, page_size: 8 })]);
+  const [fields, { values, distinct }] = await Promise.all([fieldsOf(state.gallery), valuesOf(state.gallery, field, 8)]);
   if (mine !== shown) return;
   const how = h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`);
-  if (!fields.some(({ name }) => name === "map_x")) return root.replaceChildren(notice("This gallery has no map yet", ["This makes one, beside the server that runs:", how]));
-  const names = values.map(({ value }) => String(Object.values(value)[0])), rest = Number(distinct) - names.length;
+  if (!fields.some(({ name }) => name === "map_x")) return root.replaceChildren(notice("This gallery has no map yet", [
+    "This makes one, beside the server that runs:", how]));
+  const names = values.map(([value]) => String(value)), rest = distinct - names.length;
   const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } },
-    fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
+    fields.filter(({ name }) => name !== "map_x" && name !== "map_y")
+      .map(({ name }) => h("option", { value: name, selected: name === field }, fieldName(name))));
   const line = (slot, name, items) => {
     const dot = h("i"), press = ({ currentTarget }) => {
       only = only === slot ? -1 : slot;
@@ -184,9 +192,11 @@ async function colourBy(field, mine) {
     return h("li", {}, button([dot, h("span", {}, name), h("b", {}, items)], press, { "aria-pressed": "false", title: "Show these alone" }));
   };
   legend.replaceChildren(h("label", {}, "Colour by", chooser), h("ul", { role: "list" },
-    names.map((name, slot) => line(slot, name, count(values[slot].items))), line(8, rest > 0 ? `${count(rest)} other values, or none` : "none of these", "")));
+    names.map((name, slot) => line(slot, name, count(values[slot][1]))),
+    line(8, rest > 0 ? `${count(rest)} other values, or none` : "none of these", "")));
   tiles?.clear();
-  tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [[...name].slice(0, 200).join(""), slot])), changed: redraw, fail, free: paint.free });
+  tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [[...name].slice(0, 200).join(""), slot])),
+    changed: redraw, fail, free: paint.free });
   redraw();
 }
 
@@ -195,7 +205,8 @@ async function tell() {
   if (!rows.length) return told.replaceChildren("Draw around points with the lasso, or with Shift held, to search within.");
   const { items = 0 } = await call("POST", galleryPath(gallery, "/items:count"), { filter: message(rows) });
   const to = (name, text) => [" ", h("a", { class: "chip", href: href({ view: name, at: null, colour: null }) }, text)];
-  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter", ...to("search", "Search within"), ...to("browse", "Browse them"), " ",
+  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter",
+    ...to("search", "Search within"), ...to("browse", "Browse them"), " ",
     enclosed() ? button("Clear the outline", () => enclose([])) : "");
 }
 
@@ -207,14 +218,18 @@ function build() {
   const tool = (text, title, press) => button(text, press, { "aria-label": title, title });
   canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "application", on: pointers(),
     "aria-label": "Map of the gallery: arrows move it, plus and minus zoom, Enter searches by the item in the middle, L starts the lasso. Browse lists the same items." });
-  [over, bubble, legend, told] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true }), h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
+  [over, bubble] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true })];
+  [legend, told] = [h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
   lassoButton = button("Lasso", () => byLasso(!lassoing), { "aria-pressed": "false", title: "Draw around points (l)" });
-  const tools = h("div", { class: "map-tools" }, lassoButton, tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)), tool("All", "All of the map", () => move(...Object.values(ALL))));
-  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Map"), told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
+  const tools = h("div", { class: "map-tools" }, lassoButton,
+    tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)),
+    tool("All", "All of the map", () => move(...Object.values(ALL))));
+  root.replaceChildren(told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
   paint = painter(canvas);
   watch?.disconnect();
   watch = new ResizeObserver(() => {
-    for (const each of [canvas, over]) [each.width, each.height] = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.max(1, Math.round(length * devicePixelRatio)));
+    const inside = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.max(1, Math.round(length * devicePixelRatio)));
+    for (const each of [canvas, over]) [each.width, each.height] = inside;
     redraw();
   });
   watch.observe(canvas);
@@ -229,7 +244,8 @@ export default {
     theme.addEventListener("change", redraw);
   },
   update(next) {
-    const mine = JSON.stringify([next.gallery, next.colour]), [x, y, zoom] = (next.at ?? "").split(",").map(Number), asked = `${next.gallery} ${next.filter}`;
+    const [x, y, zoom] = (next.at ?? "").split(",").map(Number);
+    const mine = JSON.stringify([next.gallery, next.colour]), asked = `${next.gallery} ${next.filter}`;
     if (mine !== shown && !canvas.isConnected) build();
     if (next.at !== state.at) view = zoom > 0 ? { x, y, zoom } : ALL;
     state = next;

@@ -1,10 +1,9 @@
-// Results marked as right or wrong: kept in this browser by gallery, listed, exported as CSV and read back.
-import { download, fromCsv, risky } from "./csv.js";
-import { announce, button, count, h, notice } from "./dom.js";
+// Results marked as right or wrong: kept in this browser by gallery, listed, and exported as CSV.
+import { download, risky } from "./csv.js";
+import { announce, button, count, h, notice, table } from "./dom.js";
 import { href } from "./state.js";
 
 const HEADER = ["query", "result", "relevant"];
-const past = []; // [gallery, its marks before], the last change at the end
 let root, shown;
 
 const store = (gallery) => `crossbatch-marks-${gallery}`;
@@ -16,20 +15,14 @@ export const marks = (gallery) => JSON.parse(localStorage.getItem(store(gallery)
 /** Mark a result: 1 for right, 0 for wrong, null to take the mark away. */
 export function mark(gallery, query, result, relevant) {
   const others = marks(gallery).filter((each) => each[0] !== query || each[1] !== result);
-  keep(gallery, relevant === null ? others : [...others, [query, result, relevant]]);
-}
-
-/** Take the last change since the page was loaded back; gives the gallery that it was in, undefined for none. */
-export function undo() {
-  const [gallery, before] = past.pop() ?? [];
-  if (gallery) localStorage.setItem(store(gallery), JSON.stringify(before));
-  return gallery;
+  localStorage.setItem(store(gallery), JSON.stringify(relevant === null ? others : [...others, [query, result, relevant]]));
 }
 
 const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", null, "u", null]];
 
 /** The actions of a grid that mark its results. */
-export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key, title: `Mark as ${name}`, run: (hit, card) => {
+export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key,
+  title: `Mark as ${name}`, run: (hit, card) => {
   const now = card.dataset.mark === name ? null : relevant; // once more takes it away
   mark(gallery, query, hit.key, now);
   dress(card, now);
@@ -49,30 +42,6 @@ function dress(card, relevant) {
   }
 }
 
-/** Rows of a file to marks; throws a sentence that says which row is wrong. */
-export function fromRows([header = [], ...rows]) {
-  if (header.join() !== HEADER.join()) throw new Error(`The first row must be ${HEADER.join()} and is ${header.join() || "empty"}.`);
-  return rows.map((row, at) => {
-    if (row.length === 3 && row[0] && row[1] && ["0", "1"].includes(row[2])) return [row[0], row[1], Number(row[2])];
-    throw new Error(`Row ${at + 2} must be a query, a result, and 1 or 0, and is ${row.join()}.`);
-  });
-}
-
-function keep(gallery, changed) {
-  past.push([gallery, marks(gallery)]);
-  localStorage.setItem(store(gallery), JSON.stringify(changed));
-}
-
-async function bring(event) {
-  try {
-    const read = fromRows(fromCsv(await event.target.files[0].text()));
-    keep(shown, [...new Map([...marks(shown), ...read].map((each) => [JSON.stringify(each.slice(0, 2)), each])).values()]);
-    show(`${count(read.length)} marks were read.`);
-  } catch (error) {
-    show(error.message);
-  }
-}
-
 function line(query, of) {
   const right = of.filter((each) => each[2]).length;
   const results = of.map(([, result, relevant]) => h("li", {}, relevant ? "✓ right: " : "✗ wrong: ", result,
@@ -81,22 +50,16 @@ function line(query, of) {
     h("td", {}, right), h("td", {}, of.length - right), h("td", {}, h("details", {}, h("summary", {}, `${of.length} marked`), h("ul", {}, results))));
 }
 
-function show(told = null) {
-  const all = marks(shown), rows = [HEADER, ...all], queries = Map.groupBy(all, (each) => each[0]);
-  const file = h("input", { type: "file", accept: ".csv,text/csv", class: "visually-hidden", on: { change: bring } });
-  const bar = h("div", { class: "bar" },
-    button("Export as CSV", () => download(`marks-${shown}.csv`, rows), { id: "export-marks", class: "primary", disabled: !all.length }),
-    h("label", { class: "button" }, "Import a CSV", file),
-    button("Undo", () => show(`The last change in ${undo()} was taken back.`), { disabled: !past.length }));
+function show() {
+  const all = marks(shown), queries = Map.groupBy(all, (each) => each[0]);
+  const bar = h("div", { class: "bar" }, button("Export as CSV", () => download(`marks-${shown}.csv`, [HEADER, ...all]),
+    { id: "export-marks", class: "primary", disabled: !all.length }));
   const formulas = risky(all) ? `${risky(all)} names begin with =, +, - or @: open the file as text, for a spreadsheet may take them for formulas.` : null;
-  const table = h("table", { id: "marks-table" },
-    h("caption", {}, `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`),
-    h("thead", {}, h("tr", {}, ["Query", "Right", "Wrong", "Results"].map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, [...queries].map((each) => line(...each))));
-  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Marks"), bar, h("p", { class: "soft" }, told, " ", formulas), all.length ? table : notice("No marks yet", [
+  const caption = `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`;
+  const made = table("marks-table", caption, ["Query", "Right", "Wrong", "Results"], [...queries].map((each) => line(...each)));
+  root.replaceChildren(bar, h("p", { class: "soft" }, formulas), all.length ? made : notice("No marks yet", [
     "Search, move to a result with the arrows, and press r (right), w (wrong) or u (none).",
     "What you export is an evaluation set: `crossbatch evaluate --marks FILE` measures a model by it."]));
-  announce(told ?? "");
 }
 
 export default {

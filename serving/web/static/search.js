@@ -18,14 +18,14 @@ let ui = null, shown = "", working = null;
 /** Search with files that were dropped, pasted or chosen; `add` puts them beside what is searched with. */
 export function take(files, { add = false } = {}) {
   const good = files.filter((file) => {
-    const fault = !/^(image\/.*)?$/.test(file.type) ? "is no picture" : file.size === 0 ? "is empty" : file.size > MOST ? "is larger than 32 MiB" : null;
+    const fault = !/^(image\/.*)?$/.test(file.type) ? "is no picture"
+      : file.size === 0 ? "is empty" : file.size > MOST ? "is larger than 32 MiB" : null;
     if (fault) toast(`${file.name} ${fault}. Take a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file of at most 32 MiB.`);
     return !fault;
   });
   if (!good.length) return;
-  const state = read();
-  const parts = [...(add ? partsOf(state) : []), ...good.map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
-  write({ ...address(parts), view: state.view === "compare" ? "compare" : "search" });
+  const parts = [...(add ? partsOf(read()) : []), ...good.map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
+  write({ ...address(parts), view: "search" });
 }
 
 /** The parts of a query, {key or photo, weight, crop}, as the address has them: one by its name, several as JSON. */
@@ -54,7 +54,8 @@ function address(parts) {
 function lookUp(gallery, part) {
   const name = part.photo ? `photo ${part.photo}` : `${gallery.name}/${part.key}`;
   if (!pictures.has(name)) {
-    const found = part.photo ? ofPhoto(part.photo) : item(gallery.name, part.key).then((each) => ({ src: picture(each.thumbnail), name: part.key, ...each }));
+    const found = part.photo ? ofPhoto(part.photo) : item(gallery.name, part.key)
+      .then((each) => ({ src: picture(each.thumbnail), name: part.key, ...each }));
     found.catch(() => pictures.delete(name));
     pictures.set(name, found);
   }
@@ -97,17 +98,17 @@ function mount(root) {
   const chosen = (add) => ({ change: (event) => { take([...event.target.files], { add }); event.target.value = ""; } });
   const file = (id, add, props) => h("input", { type: "file", id, accept: "image/*,.heic,.avif", hidden: true, on: chosen(add), ...props });
   const open = (id) => () => document.getElementById(id).click();
-  const set = (patch) => write(patch, {});
-  const check = (id, field, text) => h("label", { class: "check" }, h("input", { type: "checkbox", id, on: { change: (event) => set({ [field]: event.target.checked ? "1" : null }) } }), text);
+  const check = (id, field, text) => h("label", { class: "check" },
+    h("input", { type: "checkbox", id, on: { change: (event) => write({ [field]: event.target.checked ? "1" : null }) } }), text);
   ui = {
     told: h("p", { class: "soft" }),
     parts: h("ul", { class: "parts", role: "list", "aria-label": "Pictures of the query" }),
-    crop: cropper({ onCrop: (crop) => set(address([{ ...partsOf(read())[0], crop: crop ?? undefined }])) }),
-    filter: filterForm({ onChange: (filter) => set({ filter }) }),
+    crop: cropper({ onCrop: (crop) => write(address([{ ...partsOf(read())[0], crop: crop ?? undefined }])) }),
+    filter: filterForm({ onChange: (filter) => write({ filter }) }),
     k: h("input", { id: "k-input", type: "number", min: 1, max: MOST_K, required: true, on: {
-      change: (event) => (event.target.reportValidity() ? set({ k: event.target.value === String(K) ? null : event.target.value }) : null) } }),
+      change: (event) => (event.target.reportValidity() ? write({ k: event.target.value === String(K) ? null : event.target.value }) : null) } }),
     least: h("input", { id: "least-score", type: "range", min: 0, max: 1, step: 0.01, "aria-describedby": "least-told", on: {
-      input: hide, change: (event) => set({ least: Number(event.target.value) ? event.target.value : null }) } }),
+      input: hide, change: (event) => write({ least: Number(event.target.value) ? event.target.value : null }) } }),
     leastTold: h("output", { id: "least-told", for: "least-score" }),
     group: check("group-input", "group", "One result of each label"),
     other: check("other-input", "other", "Another product (of other label)"),
@@ -119,10 +120,11 @@ function mount(root) {
   const fold = h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches }, h("summary", {}, "Filter and options"),
     h("div", { class: "fields" }, h("label", {}, "Results", ui.k), h("label", {}, h("span", {}, "Least score: ", ui.leastTold), ui.least)),
     ui.group, ui.other, h("h2", {}, "Filter"), ui.filter.element);
-  root.append(h("h1", { class: "visually-hidden" }, "Search by picture"), h("div", { class: "split" },
+  root.append(h("div", { class: "split" },
     h("section", { class: "controls", "aria-label": "Query and filter" },
       h("div", { id: "drop-zone" }, ui.told,
-        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
+        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera,
+          button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
         file("photo-input", false, {}), file("add-input", true, { multiple: true }), file("camera-input", false, { capture: "environment" })),
       ui.parts, ui.crop.element, fold),
     h("section", { "aria-label": "Results" }, ui.head, ui.results, ui.code.element)));
@@ -143,8 +145,9 @@ function update(state, context) {
   ui.filter.update(state.gallery, state.filter);
   document.getElementById("add-button").hidden = parts.length === 0;
   ui.told.textContent = parts.some((each) => each.photo)
-    ? "Your photo stays in this tab: a link to this page cannot hold it." : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
-  const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other", "model"].map((name) => state[name])]);
+    ? "Your photo stays in this tab: a link to this page cannot hold it."
+    : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
+  const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other"].map((name) => state[name])]);
   hide();
   if (asks === shown) return;
   shown = asks;
@@ -161,12 +164,14 @@ function update(state, context) {
   }).finally(() => signal.aborted || ui?.results.removeAttribute("aria-busy"));
 }
 
-const gone = () => notice("The photo is not here any more", ["A photo is kept in the tab it was put into, until that is closed or loaded anew. Drop it again to search with it."]);
+const gone = () => notice("The photo is not here any more", [
+  "A photo is kept in the tab it was put into, until that is closed or loaded anew. Drop it again to search with it."]);
 
 const plain = ({ message }) => message.replace(/^queries\[\d+\]\.\w+: /, ""); // there is one query, and it has no number for people
 
 const refused = (error, again) => (error.reason === "BAD_IMAGE"
-  ? notice("This picture cannot be read", [plain(error), "Open it in a viewer of pictures, and save it as one of these."]) : problem(Object.assign(error, { message: plain(error) }), again));
+  ? notice("This picture cannot be read", [plain(error), "Open it in a viewer of pictures, and save it as one of these."])
+  : problem(Object.assign(error, { message: plain(error) }), again));
 
 /** Which of the models embeds for a gallery: its own, or one of lower precision made from that. */
 export const modelOf = ({ gallery, models }) => models.find((each) => each.fingerprint === gallery.model_fingerprint)
@@ -176,7 +181,9 @@ async function start({ gallery }, context, signal) {
   ui.code.update(null);
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
-    h("p", { class: "soft" }, coded(items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
+    h("p", { class: "soft" }, coded(items.length
+      ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.`
+      : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
   ui.results.replaceChildren(cards(items, context));
   hide();
 }
@@ -188,14 +195,16 @@ async function search(parts, state, context, signal) {
   const request = {
     queries: [await queryOf(gallery, parts, model, signal)], k: kOf(state), with_thumbnails: true, model,
     ...(keys.length && { exclude_keys: keys }), filter: message(conditions(state.filter)),
-    ...(Number(state.least) && { minimum_score: Number(state.least) }), ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
+    ...(Number(state.least) && { minimum_score: Number(state.least) }),
+    ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
   };
   const reply = await call("POST", galleryPath(gallery.name, ":search"), request, { signal });
   const [{ hits: found = [], error }] = reply.results;
   if (error) throw new ApiError(400, error.message, error.details);
   if (signal.aborted) return;
   const unknown = h("p", { class: "soft", hidden: !reply.unknown_fields }, `No item has the field ${reply.unknown_fields?.join(", ")}.`);
-  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
+  ui.head.replaceChildren(h("h2", { id: "found" }),
+    h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
   ui.results.replaceChildren(found.length ? cards(found, context) : nothing(state));
   hide();
   await showCode(parts, state, request, gallery);
@@ -245,7 +254,8 @@ function hide() {
 }
 
 function timings(times = {}) {
-  const parts = Object.entries(times).filter(([, value]) => Number(value) > 0).map(([name, value]) => h("span", {}, `${name.replace("_us", "")} ${(value / 1000).toFixed(1)} ms`));
+  const parts = Object.entries(times).filter(([, value]) => Number(value) > 0)
+    .map(([name, value]) => h("span", {}, `${name.replace("_us", "")} ${(value / 1000).toFixed(1)} ms`));
   return h("p", { id: "timings", title: "Time that each stage took on the server" }, parts);
 }
 

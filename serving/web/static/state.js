@@ -1,9 +1,8 @@
 // What is looked at: all of it in the address, #/VIEW?gallery=..&key=.., so that links and the back button work.
 // Photos alone cannot be in an address: they are kept here until the page is closed, and the address has a number.
 
-const watchers = new Set();
 const photos = new Map();
-let shown = null;
+let shown = null, watcher = null;
 
 /** Read the address: {view, ...strings}. */
 export function read() {
@@ -27,16 +26,16 @@ export function write(patch, { replace = false } = {}) {
   notify();
 }
 
-/** Call `watcher` with what is looked at, whenever that changes; gives a function that ends it. */
-export function subscribe(watcher) {
-  watchers.add(watcher);
-  return () => watchers.delete(watcher);
+/** Call `show` with what is looked at, now and whenever that changes. */
+export function subscribe(show) {
+  watcher = show;
+  notify();
 }
 
 function notify() {
   if (shown === location.hash) return;
   shown = location.hash;
-  for (const watcher of watchers) watcher(read());
+  watcher(read());
 }
 
 addEventListener("popstate", notify);

@@ -33,6 +33,7 @@ def settings(**given: Any) -> Settings:
     [
         ("/", "text/html"),
         ("/static/style.css", "text/css"),
+        ("/palette.css", "text/css"),
         ("/static/app.js", "javascript"),
         ("/v1/galleries", "json"),
     ],
