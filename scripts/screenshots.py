@@ -112,7 +112,9 @@ def take(browser: Browser, url: str, demo: Path, view: str, width: str, scheme: 
         " && [...document.images].every((each) => each.complete"
         " || each.getBoundingClientRect().top > innerHeight)"  # it is loaded when it comes into sight
     )
-    whole = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    dialog = page.locator("dialog[open]")  # alone, where there is one: its colours are to be exact
+    shot = dialog.screenshot() if width == "desktop" and dialog.count() else page.screenshot()
+    whole = Image.open(BytesIO(shot)).convert("RGB")
     context.close()
     full, few = BytesIO(), BytesIO()
     whole.save(full, "PNG", optimize=True)

@@ -26,8 +26,11 @@ def test_galleries_fields_and_items_are_listed(site: Site, page: Page) -> None:
     with site.client() as client:
         every = [item.key for item in client.items(SHOP)]
     assert keys(page, ITEMS) == every[60:]
+    page.locator("#gallery-select").select_option(OTHER)
+    until(page, lambda now: now["gallery"] == OTHER and "page" not in now)
     page.go_back()
-    until(page, lambda now: "page" not in now)
+    page.go_back()
+    until(page, lambda now: now["gallery"] == SHOP and "page" not in now)
     expect(page.locator(f"{ITEMS} .card")).to_have_count(60)
     assert keys(page, ITEMS) == every[:60]
 
