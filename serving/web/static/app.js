@@ -136,7 +136,8 @@ addEventListener("drop", (event) => {
 addEventListener("paste", (event) => {
   if (event.clipboardData.files.length === 0) return;
   event.preventDefault();
-  (current?.take ?? take)([...event.clipboardData.files]);
+  const pasted = `pasted ${new Date().toISOString().replaceAll(":", "-")}`; // all are image.png otherwise, and their marks of one
+  (current?.take ?? take)([...event.clipboardData.files].map((file) => new File([file], file.name === "image.png" ? `${pasted}.png` : file.name, { type: file.type })));
 });
 
 chooser.addEventListener("change", () => write({ ...Object.fromEntries(OF_GALLERY.map((name) => [name, null])), gallery: chooser.value }));
