@@ -17,7 +17,7 @@ BUDGETS = {
     "serving/engine": 900,
     "serving/observability": 720,
     "serving/server": 740,
-    "serving/web": 2_820,
+    "serving/web": 2_890,
     "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""

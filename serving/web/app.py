@@ -98,7 +98,7 @@ class Page:
             ws="none",
             lifespan="off",
             log_config=None,  # errors go to our logs
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,

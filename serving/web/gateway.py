@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from protos.model_service_pb2 import ListModelsRequest
 from serving.client.connection import status_of
 from serving.errors import Draining, InvalidArgument, NotFound, Overloaded, PermissionDenied
 from serving.rpc.limits import MAX_MESSAGE_BYTES
@@ -30,6 +31,12 @@ HTTP_STATUS = {
 """By the name of a status of gRPC, as google.rpc.Code has it; 500 for all others."""
 SECONDS, STREAM_SECONDS = 60.0, 86_400.0
 """Longest time of a call, and of one that answers by a stream."""
+BODY_SECONDS = 60.0
+"""Longest time for a body to arrive."""
+MOST_VALUES = 200_000
+"""Most values in a body, as images and vectors are text: to read more would keep all other calls waiting."""
+SMALL_BYTES = 65_536
+"""Size up to which a body is read before the server has seen the key."""
 MOST_HELD = 2 * MAX_MESSAGE_BYTES
 """Most bytes of all bodies in memory at once; several times as many while they are read."""
 FORWARDED = ("authorization", "x-api-key", "x-request-id", "traceparent")
@@ -67,19 +74,40 @@ class Gateway:
             raise HTTPException(415, told)
         body = bytearray()
         try:
-            async for chunk in request.stream():
-                if len(body) + len(chunk) > MAX_MESSAGE_BYTES:
-                    told = f"The body is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call."
-                    raise HTTPException(413, told)
-                if self._held + len(chunk) > MOST_HELD:
-                    raise Overloaded("Too many bodies are on their way; try again.", retry_after=1.0)
-                body += chunk
-                self._held += len(chunk)
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    await self._receive(request, body)
+            except TimeoutError as error:
+                told = f"The body did not arrive within {BODY_SECONDS:.0f} s; send it again."
+                raise HTTPException(408, told) from error
+            if sum(map(body.count, (b",", b"{", b"["))) > MOST_VALUES:
+                raise HTTPException(413, f"The body has more than {MOST_VALUES:,} values; split the call.")
+            if len(body) > SMALL_BYTES:
+                await self._known(request)
             query = request.scope["query_string"]
             message = await asyncio.to_thread(route.request, variables, query, body)
         finally:
             self._held -= len(body)
         return await self._called(request, route, message)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Receive a body, so long as there is room for it."""
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > MAX_MESSAGE_BYTES:
+                raise HTTPException(
+                    413, f"The body is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call."
+                )
+            if self._held + len(chunk) > MOST_HELD:
+                raise Overloaded("Too many bodies are on their way; try again.", retry_after=1.0)
+            body += chunk
+            self._held += len(chunk)
+
+    async def _known(self, request: Request) -> None:
+        """Let the server refuse a caller before his large body is read."""
+        ask: Any = (await self._channel()).unary_unary(
+            "/crossbatch.v1.ModelService/ListModels", ListModelsRequest.SerializeToString
+        )
+        await ask(ListModelsRequest(), timeout=SECONDS, metadata=_metadata(request))
 
     async def _called(self, request: Request, route: Route, message: Message) -> Response:
         method, streams = route.method, route.method.server_streaming

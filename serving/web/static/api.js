@@ -1,7 +1,9 @@
 // The server's calls as JSON over HTTP: the paths are those of the proto files, and so are the fields.
 import { button, h, openDialog } from "./dom.js";
+import { keep, kept } from "./state.js";
 
 const KEY = "crossbatch-api-key";
+let apiKey = kept(KEY, "sessionStorage");
 const PATIENCE = 2; // times that a call which found no room is made again, after the time the server asks for
 
 /** What the server answered: `status` of HTTP, 0 where no answer came; `reason` as in google.rpc.ErrorInfo. */
@@ -19,7 +21,7 @@ export class ApiError extends Error {
 /** Make a call and give its reply. The newest key is sent with it, and asked for where the server wants one. */
 export async function call(method, path, body, { signal } = {}) {
   for (let tried = 0; ; tried++) {
-    const key = sessionStorage.getItem(KEY);
+    const key = apiKey;
     const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
     let reply, told;
     try {
@@ -39,12 +41,12 @@ export async function call(method, path, body, { signal } = {}) {
 }
 
 /** Whether calls are made with a key. */
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+export const hasKey = () => apiKey !== null;
 
 let asking = null; // the one dialog that all calls wait for
 
 function askForKey(refused) {
-  if (sessionStorage.getItem(KEY) !== refused) return true; // another call has asked meanwhile
+  if (apiKey !== refused) return true; // another call has asked meanwhile
   asking ??= new Promise((resolve) => {
     const field = h("input", { type: "password", name: "key", autocomplete: "off", required: true, autofocus: true });
     const dialog = openDialog({ id: "key-dialog", "aria-labelledby": "key-title" },
@@ -57,7 +59,7 @@ function askForKey(refused) {
           button("Cancel", () => dialog.close("")), h("button", { class: "primary", value: "use" }, "Use this key"))));
     dialog.addEventListener("close", () => {
       const use = dialog.returnValue === "use" && field.value.trim() !== "";
-      if (use) sessionStorage.setItem(KEY, field.value.trim());
+      if (use) keep(KEY, (apiKey = field.value.trim()), "sessionStorage");
       asking = null;
       resolve(use);
     });

@@ -2,7 +2,7 @@
 // {name, title, keys, mount(root), update(state, {gallery, galleries, models}), unmount()}, and may have take(files).
 import { call } from "./api.js";
 import { announce, button, h, notice, problem } from "./dom.js";
-import { href, read, subscribe, write } from "./state.js";
+import { href, keep, kept, read, subscribe, write } from "./state.js";
 import search, { take } from "./search.js";
 
 const VIEWS = ["search", "browse", "map", "compare", "marks"];
@@ -85,7 +85,7 @@ function empty() {
 function resize(pixels) {
   document.documentElement.style.setProperty("--card", `${pixels}px`);
   size.value = pixels;
-  localStorage.setItem(SIZE, pixels);
+  keep(SIZE, pixels);
 }
 
 function showKeys() {
@@ -113,6 +113,7 @@ const KEYS = {
 
 addEventListener("keydown", (event) => {
   const busy = event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || document.querySelector("dialog[open]");
+  if (event.key === "ArrowRight" && event.target === document.body) return document.querySelector(".card:not([hidden]) .picture")?.focus();
   if (busy || event.target.closest("input, select, textarea, [role=application]") || !(event.key in KEYS)) return;
   event.preventDefault();
   KEYS[event.key]();
@@ -136,13 +137,14 @@ addEventListener("drop", (event) => {
 addEventListener("paste", (event) => {
   if (event.clipboardData.files.length === 0) return;
   event.preventDefault();
-  const pasted = `pasted ${new Date().toISOString().replaceAll(":", "-")}`; // all are image.png otherwise, and their marks of one
-  (current?.take ?? take)([...event.clipboardData.files].map((file) => new File([file], file.name === "image.png" ? `${pasted}.png` : file.name, { type: file.type })));
+  const pasted = `pasted ${new Date().toISOString().replaceAll(":", "-")}.png`; // else all are image.png, and their marks of one
+  const named = (file) => (file.name === "image.png" ? new File([file], pasted, { type: file.type }) : file);
+  (current?.take ?? take)([...event.clipboardData.files].map(named));
 });
 
 chooser.addEventListener("change", () => write({ ...Object.fromEntries(OF_GALLERY.map((name) => [name, null])), gallery: chooser.value }));
 size.addEventListener("input", () => resize(Number(size.value)));
 document.getElementById("keys-button").addEventListener("click", showKeys);
 document.getElementById("skip").addEventListener("click", () => main.focus());
-resize(Number(localStorage.getItem(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 152 : 168));
+resize(Number(kept(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 152 : 168));
 subscribe(show);

@@ -39,9 +39,10 @@ export function forPython({ gallery, parts, request, filter, address }) {
 /** The query for a shell: `command` reads the request from its standard input. */
 function forShell({ parts, request }, command) {
   const { image } = request.queries[0];
-  const text = JSON.stringify(image === undefined ? request : { ...request, queries: [{ image: "\u0000" }] });
+  const { queries, ...rest } = request;
+  const text = image === undefined ? JSON.stringify(request) : `{"queries":[{"image":""}],${JSON.stringify(rest).slice(1)}`;
   if (image === undefined) return `${command} <<'END'\n${text}\nEND`;
-  const [before, after] = text.split(JSON.stringify("\u0000").slice(1, -1));
+  const [before, after] = [text.slice(0, text.indexOf('""') + 1), text.slice(text.indexOf('""') + 1)];
   return `{ printf %s ${quoted(before)}; base64 -w 0 -- ${quoted(fileOf(parts[0]))}; printf %s ${quoted(after)}; } |\n  ${command}`;
 }
 

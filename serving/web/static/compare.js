@@ -35,7 +35,11 @@ async function search(gallery, queries, k, signal, with_thumbnails = false) {
   for (let at = 0; at < queries.length; at += step) {
     const part = queries.slice(at, at + step),
       images = part.map(async ({ key, photo }) => (photo ? { image: await base64Of(keptPhoto(photo)) } : { key }));
-    const { results } = await call("POST", galleryPath(gallery, ":search"), { queries: await Promise.all(images), k: k + 1, with_thumbnails }, { signal });
+    const request = { queries: await Promise.all(images), k: k + 1, with_thumbnails };
+    const { results } = await call("POST", galleryPath(gallery, ":search"), request, { signal }).catch((error) => {
+      if (queries.length === 1 || ![400, 404].includes(error.status)) throw error;
+      return { results: part.map(() => ({ error })) }; // all of them failed
+    });
     found.push(...results.map(({ hits = [], error }, index) => ({ error, hits: hits.filter(({ key }) => key !== part[index].key).slice(0, k) })));
   }
   return found;
@@ -101,7 +105,7 @@ async function measure({ gallery, other, list }, k, signal) {
 
 /** Make queries of files: of photos, and of the lines of a text, which are keys. */
 async function take(files) {
-  const isText = ({ type }) => type.startsWith("text/"), photos = files.filter((file) => !isText(file)).map(keepPhoto);
+  const isText = ({ type }) => type.startsWith("text/"), photos = files.filter((file) => !isText(file)).slice(0, MOST).map(keepPhoto);
   const keys = (await Promise.all(files.filter(isText).map((file) => file.text()))).join("\n").split(/\r?\n/).filter(Boolean).slice(0, MOST);
   if (photos.length === 1 && !keys.length) write({ photo: photos[0], key: null });
   else if (photos.length + keys.length) write({ list: JSON.stringify(keys.length ? ["key", ...keys] : ["photo", ...photos]) });

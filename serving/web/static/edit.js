@@ -70,7 +70,8 @@ export async function edit(gallery, key, saved) {
     } catch (error) {
       readOnly ||= error.status === 403;
       if (error.status === 409) return conflict(wanted).catch((failed) => tell(failed.message));
-      tell(readOnly ? "The API key of this tab may read items, but not change them: that needs a key with the role write." : error.message);
+      tell(readOnly ? "The API key of this tab may read items, but not change them: that needs a key with the role write."
+        : error.message.replace(/^items\[0\]: /, ""));
     }
   };
   const conflict = async (wanted) => {

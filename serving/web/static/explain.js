@@ -75,7 +75,7 @@ function maps(pictures, images, results, spec) {
   light(null);
   return h("div", { class: "explained" },
     h("div", { class: "pair" }, drawn.map((each) => each.element)),
-    h("div", {}, h("p", {}, "They share ", h("b", {}, `${(total * 100).toFixed(0)} %`), " of their prototypes. Point at one to see where it is."),
+    h("div", {}, h("p", {}, "Their histograms overlap by ", h("b", {}, `${(total * 100).toFixed(0)} %`), ", of which each prototype is a part. Point at or press one to see where it is."),
       h("ol", { class: "shared" }, rows.map((row) => h("li", {}, row))),
       shares.length > listed.length ? h("p", { class: "soft" }, `and ${shares.length - listed.length} more with little of it`) : null));
 }

@@ -6,10 +6,15 @@ import { button, count, fieldName, h } from "./dom.js";
 
 const OPERATORS = { is: "is", not: "is not", least: "at least", most: "at most", has: "is there", within: "within" };
 
+const isBoxes = (value) => Array.isArray(value) && value.every((box) => Array.isArray(box) && box.length === 4 && box.every(Number.isFinite));
+
 /** Read conditions from the address; what is none is left out. */
 export function conditions(text) {
   try {
-    return JSON.parse(text || "[]").filter(([field, operator]) => typeof field === "string" && Object.hasOwn(OPERATORS, operator));
+    return JSON.parse(text || "[]").filter((each) => {
+      const [field, operator, value] = Array.isArray(each) ? each : [];
+      return typeof field === "string" && Object.hasOwn(OPERATORS, operator) && (operator !== "within" || isBoxes(value));
+    });
   } catch {
     return [];
   }
@@ -63,7 +68,7 @@ export const told = ([field, operator, value]) =>
 export function filterForm({ onChange }) {
   let gallery = null, rows = [], fields = [], values = [], asked = 0, wait;
   const chips = h("ul", { class: "chips", role: "list", "aria-label": "Filter" });
-  const field = h("select", { id: "filter-field", on: { change: suggest } });
+  const field = h("select", { id: "filter-field", on: { change: chosen } });
   const operator = h("select", { id: "filter-operator", on: { change: fit } },
     Object.entries(OPERATORS).filter(([name]) => name !== "within").map(([name, text]) => h("option", { value: name }, text)));
   const value = h("input", { id: "filter-value", list: "filter-values", autocomplete: "off", placeholder: "value", on: {
@@ -113,6 +118,11 @@ export function filterForm({ onChange }) {
     chips.hidden = rows.length === 0;
   }
 
+  function chosen() {
+    if (!kinds().includes("number") && operator.value !== "has") operator.value = "is"; // texts have an order, too, but few mean it
+    suggest();
+  }
+
   async function suggest() {
     fit();
     const mine = ++asked;
@@ -121,7 +131,7 @@ export function filterForm({ onChange }) {
       if (mine !== asked) return;
       values = found.values.map(([each]) => each);
       list.replaceChildren(...found.values.map(([each, items]) => h("option", { value: String(each) }, `${count(items)} items`)));
-      hint.textContent = found.distinct ? `${count(found.distinct)} values` : "No value begins so.";
+      hint.textContent = found.distinct ? `${count(found.distinct)} ${found.distinct === 1 ? "value" : "values"}` : "No value begins so.";
     } catch {
       hint.textContent = ""; // it is filtered by what is typed, then
     }

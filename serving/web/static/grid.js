@@ -2,6 +2,8 @@
 import { button, digits, h } from "./dom.js";
 import { picture } from "./api.js";
 
+const LONGEST = 300; // characters of a value that is shown
+
 /** Show items {key, label, uri, score, metadata, thumbnail}. `onPick(item)` is for a click or Enter on the picture,
  * `pick` what that does, in words; `actions` are
  * {name, title, text, key, run(item, card)}: a button of each card where there is text, and a letter. */
@@ -58,13 +60,15 @@ function card(item, index, { onPick, pick, actions }) {
 
 function details({ metadata, uri }) {
   const fields = Object.entries(metadata ?? {}).sort(([one], [other]) => (one < other ? -1 : 1));
-  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const cut = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text);
+  const text = (value) => cut(typeof value === "string" ? value : JSON.stringify(value));
   const told = fields.filter(([name, value]) => value && typeof value !== "object" && !/^map_[xy]$/.test(name));
   const brief = told.map(([name, value]) => (value === true ? name : typeof value === "number" ? `${name} ${value}` : value));
   if (uri) fields.push(["uri", uri]);
   if (!fields.length) return null;
   return h("details", {},
-    h("summary", {}, brief.join(" · ") || "details"),
+    h("summary", {}, cut(brief.join(" · ")) || "details"),
     h("dl", {}, fields.map(([name, value]) => [h("dt", {}, name), h("dd", {},
-      /^https?:\/\//i.test(value) ? h("a", { href: value, rel: "noreferrer noopener", target: "_blank" }, value) : text(value))])));
+      typeof value === "string" && /^https?:\/\//i.test(value)
+        ? h("a", { href: value, rel: "noreferrer noopener", target: "_blank" }, cut(value)) : text(value))])));
 }

@@ -109,9 +109,11 @@ function pick(where) {
   if (near) write({ view: "search", key: near.key, photo: null, at: null, colour: null });
 }
 
+const within = (x, y, zoom) => ({ x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(NEAREST, zoom)) });
+
 /** Look at a place from as near as `zoom`; the address follows once it stays so. */
 function move(x, y, zoom = view.zoom) {
-  view = { x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(NEAREST, zoom)) };
+  view = within(x, y, zoom);
   bubble.hidden = true;
   delete bubble.dataset.key; // its place is another one now
   clearTimeout(settle);
@@ -247,7 +249,7 @@ export default {
     const [x, y, zoom] = (next.at ?? "").split(",").map(Number);
     const mine = JSON.stringify([next.gallery, next.colour]), asked = `${next.gallery} ${next.filter}`;
     if (mine !== shown && !canvas.isConnected) build();
-    if (next.at !== state.at) view = zoom > 0 ? { x, y, zoom } : ALL;
+    if (next.at !== state.at) view = [x, y, zoom].every(Number.isFinite) ? within(x, y, zoom) : ALL;
     state = next;
     if (mine !== shown) {
       [shown, only] = [mine, -1];

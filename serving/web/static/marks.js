@@ -1,7 +1,7 @@
 // Results marked as right or wrong: kept in this browser by gallery, listed, and exported as CSV.
 import { download, risky } from "./csv.js";
-import { announce, button, count, h, notice, table } from "./dom.js";
-import { href } from "./state.js";
+import { announce, button, count, h, notice, table, toast } from "./dom.js";
+import { href, keep, kept } from "./state.js";
 
 const HEADER = ["query", "result", "relevant"];
 let root, shown;
@@ -10,12 +10,12 @@ const store = (gallery) => `crossbatch-marks-${gallery}`;
 
 /** The marks of a gallery: [query, result, 1 or 0] in the order in which they were made; a query is the key of an item
  * or the name of a photo. */
-export const marks = (gallery) => JSON.parse(localStorage.getItem(store(gallery)) ?? "[]");
+export const marks = (gallery) => JSON.parse(kept(store(gallery)) ?? "[]");
 
-/** Mark a result: 1 for right, 0 for wrong, null to take the mark away. */
+/** Mark a result: 1 for right, 0 for wrong, null to take the mark away; false where the browser keeps it not. */
 export function mark(gallery, query, result, relevant) {
   const others = marks(gallery).filter((each) => each[0] !== query || each[1] !== result);
-  localStorage.setItem(store(gallery), JSON.stringify(relevant === null ? others : [...others, [query, result, relevant]]));
+  return keep(store(gallery), JSON.stringify(relevant === null ? others : [...others, [query, result, relevant]]));
 }
 
 const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", null, "u", null]];
@@ -24,7 +24,7 @@ const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked"
 export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key,
   title: `Mark as ${name}`, run: (hit, card) => {
   const now = card.dataset.mark === name ? null : relevant; // once more takes it away
-  mark(gallery, query, hit.key, now);
+  if (!mark(gallery, query, hit.key, now)) return toast("This browser keeps no more marks. Export those that there are, or let it keep data of this page.");
   dress(card, now);
   announce(`${hit.label || hit.key}: ${card.dataset.mark}`);
 } }));

@@ -10,6 +10,7 @@ import { markActions, showMarks } from "./marks.js";
 import { keepPhoto, keptPhoto, read, write } from "./state.js";
 
 const MOST = 32 * 2 ** 20; // bytes of a photo
+const MOST_PARTS = 16; // pictures of a query
 const K = 24, MOST_K = 500;
 const TOUCH = matchMedia("(pointer: coarse)");
 const pictures = new Map(); // what was looked up of parts of queries, by their names
@@ -24,7 +25,9 @@ export function take(files, { add = false } = {}) {
     return !fault;
   });
   if (!good.length) return;
-  const parts = [...(add ? partsOf(read()) : []), ...good.map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
+  if (good.length > MOST_PARTS) toast(`A query takes ${MOST_PARTS} pictures at most; the first ones are searched with.`);
+  const before = add ? partsOf(read()) : [], room = Math.max(0, MOST_PARTS - before.length);
+  const parts = [...before, ...good.slice(0, room).map((file) => ({ photo: keepPhoto(file), weight: 1 }))];
   write({ ...address(parts), view: "search" });
 }
 
@@ -32,7 +35,7 @@ export function take(files, { add = false } = {}) {
 function partsOf({ key, photo, crop, mix }) {
   if (mix) {
     try {
-      return JSON.parse(mix).filter(({ key, photo, weight, crop = WHOLE }) => (key || photo) && Number.isFinite(weight) && weight && isRegion(crop));
+      return JSON.parse(mix).filter(({ key, photo, weight, crop = WHOLE }) => (key || photo) && Number.isFinite(weight) && weight && isRegion(crop)).slice(0, MOST_PARTS);
     } catch {
       return [];
     }

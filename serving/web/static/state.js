@@ -41,6 +41,25 @@ function notify() {
 addEventListener("popstate", notify);
 addEventListener("hashchange", notify);
 
+/** Read what this browser keeps by a name; null where it keeps nothing, or may not. */
+export function kept(name, area = "localStorage") {
+  try {
+    return window[area].getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+/** Have this browser keep a text by a name; false where it does not, for want of room or of leave. */
+export function keep(name, text, area = "localStorage") {
+  try {
+    window[area].setItem(name, text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 /** Keep a photo; gives the number by which the field `photo` names it. */
 export function keepPhoto(blob) {
   photos.set(String(photos.size + 1), blob);

@@ -177,6 +177,18 @@ def test_hostile_names_stay_text(site: Site, page: Page, watch: Watch, view: str
     assert page.title() == f"{view.capitalize()} · {HOSTILE} · crossbatch"
 
 
+@pytest.mark.parametrize("area", ["localStorage", "sessionStorage"])
+def test_a_browser_that_keeps_nothing_shows_the_page(site: Site, page: Page, area: str) -> None:
+    forbidden = "{ get() { throw new DOMException('The operation is insecure.'); } }"
+    page.add_init_script(f"Object.defineProperty(window, '{area}', {forbidden})")
+    page.goto(site.link("search", gallery=SHOP, key=QUERY))
+    found(page)
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("r")
+    kept = "This browser keeps no more marks" if area == "localStorage" else ""
+    expect(page.locator("#toast")).to_contain_text(kept)
+
+
 def test_an_item_of_any_name_can_be_searched_by(site: Site, page: Page) -> None:
     page.goto(site.link("browse", gallery=HOSTILE))
     for at, name in enumerate(keys(page, "#browse-items")):

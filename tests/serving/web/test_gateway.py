@@ -26,7 +26,7 @@ from serving.settings import Settings
 from serving.web import gateway
 from serving.web.app import Page
 from serving.web.gateway import HTTP_STATUS
-from serving.web.transcoding import ROUTES
+from serving.web.transcoding import ROUTES, Route
 from tests.serving.rpc_fakes import FakeEncoder, until, vector_for
 from tests.serving.web.pages import JSON, Browser, paged
 
@@ -275,6 +275,28 @@ def test_a_body_above_the_limit_is_refused_before_it_is_all_there(
     for each in slow:
         each.close()
     until(lambda: not full())
+
+
+def test_a_body_that_is_slow_to_read_or_to_come_is_refused(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = browser.refused(413, "POST", "/v1/galleries/a:search", {"queries": [{}] * 100_001})
+    assert "200,000 values" in told
+    monkeypatch.setattr(gateway, "BODY_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", browser.port), 10) as slow:
+        slow.sendall(HEAD.encode() + b"{")
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_large_body_of_who_has_no_key_is_not_read(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_key(tmp_path / "keys.json", "web", "read")
+    body = {"images": [photo(b"boot") * 10_000]}
+    with paged(memory, keys=tmp_path / "keys.json") as browser:
+        browser.ok("POST", "/v1:embed", body, authorization=f"Bearer {key}")
+        monkeypatch.setattr(Route, "request", None)
+        browser.refused(401, "POST", "/v1:embed", body, authorization="Bearer nonsense")
 
 
 def test_a_large_body_leaves_the_loop_to_others(browser: Browser) -> None:
