@@ -107,9 +107,10 @@ class Odd(GalleryServiceServicer):
         self.left = threading.Event()
 
     def BuildIndex(self, request: gallery_pb.BuildIndexRequest, context: Any) -> Iterator[Any]:  # noqa: N802
-        yield from [gallery_pb.BuildIndexResponse(stage="read", done=each) for each in range(3)]
         if request.name == "endless":
             context.add_callback(self.left.set)
+        yield from [gallery_pb.BuildIndexResponse(stage="read", done=each) for each in range(3)]
+        if request.name == "endless":
             assert self.left.wait(20)
         if request.name == "failing":
             context.abort(grpc.StatusCode.DATA_LOSS, "half way")
