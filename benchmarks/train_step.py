@@ -12,7 +12,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,14 +136,14 @@ def _embed(embedder: Embedder, pixels: Tensor) -> Tensor:
     return maps.mean(dim=(2, 3))
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=CASES, default="full")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of steps; 0: 15, or 200 for a small net")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--csv", type=Path, help="file that a row a case is added to")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     print(f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads")
     for case in CASES[options.size]:
         pairs = options.pairs or (15 if case.recipe.image_size > 100 else 200)
@@ -162,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
