@@ -142,6 +142,16 @@ TABLES: dict[str, Table] = {
         where={"sort": "crossbatch", "part": "all items", "dimension": "128"},
         pair="sort",
     ),
+    "peers": Table(
+        groups={"in_flight": "in flight", "server": "server, and what it gets"},
+        figures={
+            "ratio": Figure("÷ plain loop", 1, 3),
+            "images_per_second": Figure("images/s", 1, 0),
+            "p50_ms": Figure("p50 ms", 1, 1),
+            "p95_ms": Figure("p95 ms", 1, 1),
+        },
+        pair="round",
+    ),
     "metrics": Table(
         groups={"case": "set of the size of", "package": "package"},
         figures={
