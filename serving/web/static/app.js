@@ -108,12 +108,12 @@ const KEYS = {
   "?": showKeys, "/": focusFilter,
   "+": () => resize(Math.min(320, Number(size.value) + 24)), "-": () => resize(Math.max(88, size.value - 24)),
   o: () => document.getElementById("photo-input")?.click(),
+  ArrowRight: () => document.querySelector(".card:not([hidden]) .picture")?.focus(),
   ...Object.fromEntries(VIEWS.map((name, index) => [index + 1, () => document.querySelector(`nav [data-view=${name}]`).click()])),
 };
 
 addEventListener("keydown", (event) => {
   const busy = event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || document.querySelector("dialog[open]");
-  if (event.key === "ArrowRight" && event.target === document.body) return document.querySelector(".card:not([hidden]) .picture")?.focus();
   if (busy || event.target.closest("input, select, textarea, [role=application]") || !(event.key in KEYS)) return;
   event.preventDefault();
   KEYS[event.key]();

@@ -13,7 +13,7 @@ export function python(value) {
 }
 
 /** The query for the Python client. `parts` are {key or photo, name, weight, crop}, `filter` is the short form. */
-export function forPython({ gallery, parts, request, filter, address }) {
+function forPython({ gallery, parts, request, filter, address }) {
   const model = request.model ? `, model=${python(request.model)}` : "", place = python(gallery);
   const file = (part) => `[${python(fileOf(part))}]`, single = "image" in request.queries[0] || "key" in request.queries[0];
   const options = { exclude: request.exclude_keys, k: request.k, filter, minimum_score: request.minimum_score, group_by_label: request.group_by_label,

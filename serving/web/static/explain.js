@@ -8,7 +8,7 @@ const SIDE = 448; // pixels of a side of the maps
 const COLOURS = 128; // of prototypes: those of palette.css, as in the reports
 
 /** The prototypes that two histograms share, the largest share of their intersection Σ min(z, z') first: [number, share]. */
-export function sharedOf(one, other) {
+function sharedOf(one, other) {
   const least = [...one].map((value, index) => Math.min(value, other[index]));
   const total = least.reduce((sum, value) => sum + value, 0);
   const shares = least.map((value, number) => [number, total ? value / total : 0]).filter(([, share]) => share > 0);

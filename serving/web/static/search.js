@@ -177,7 +177,7 @@ const refused = (error, again) => (error.reason === "BAD_IMAGE"
   : problem(Object.assign(error, { message: plain(error) }), again));
 
 /** Which of the models embeds for a gallery: its own, or one of lower precision made from that. */
-export const modelOf = ({ gallery, models }) => models.find((each) => each.fingerprint === gallery.model_fingerprint)
+const modelOf = ({ gallery, models }) => models.find((each) => each.fingerprint === gallery.model_fingerprint)
   ?? models.find((each) => JSON.parse(each.spec_json).fp32_fingerprint === gallery.model_fingerprint);
 
 async function start({ gallery }, context, signal) {
