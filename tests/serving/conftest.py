@@ -10,6 +10,7 @@ import pytest
 from serving.gallery.directory import GalleryDirectory
 from serving.server.server import Server
 from tests.serving.indexed import fill
+from tests.serving.milvus_server import TOKEN, MilvusServer, milvus_server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 from tests.serving.vectors import MEMORY
@@ -21,6 +22,18 @@ def memory() -> Iterator[Path]:
     """An empty folder in which writing is quick."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def milvus() -> Iterator[MilvusServer]:
+    """A Milvus server, whose credentials are in the environment from now on."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as name,  # half a gigabyte, which pytest would keep
+        milvus_server(Path(name) / "milvus") as server,
+    ):
+        patch.setenv("CROSSBATCH_MILVUS_TOKEN", TOKEN)
+        yield server
 
 
 @pytest.fixture
