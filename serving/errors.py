@@ -10,7 +10,7 @@ from typing import Self
 __all__ = [
     "AlreadyExists", "BadArtifact", "BadData", "BadImage", "BadSetting", "Cancelled", "Conflict",
     "CrossbatchError", "DeadlineExceeded", "Draining", "InvalidArgument", "Mismatch", "ModelMismatch",
-    "NotFound", "Overloaded", "PermissionDenied", "ReadOnly", "Unauthenticated", "Unavailable",
+    "NotFound", "Overloaded", "PermissionDenied", "ReadOnly", "Unauthenticated", "Unavailable", "Unsupported",
 ]  # fmt: skip
 
 
@@ -96,6 +96,10 @@ class PermissionDenied(CrossbatchError):
 
 class ReadOnly(CrossbatchError):
     """Something that cannot be written; trying again does not cure it."""
+
+
+class Unsupported(CrossbatchError):
+    """Something that this server, or the place where a gallery lies, cannot do; another may."""
 
 
 class Overloaded(CrossbatchError):

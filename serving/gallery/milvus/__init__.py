@@ -1,0 +1,1 @@
+"""Galleries on a Milvus server, for what one machine cannot hold."""
