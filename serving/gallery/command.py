@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.errors import BadSetting, CrossbatchError, NotFound
+from serving.errors import BadSetting, CrossbatchError, NotFound, Unsupported
+from serving.gallery.address import Place, placed
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
+from serving.gallery.place import Galleries, galleries_at
 from serving.gallery.report import render
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
@@ -26,9 +28,17 @@ __all__ = ["Settings", "complaint", "render", "run"]
 
 _OF_ONE = {
     "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
-    "thumbnails": "export", "model": "import", "method": "map",
+    "thumbnails": "export", "sync": "copy", "model": "import", "method": "map",
 }  # fmt: skip
 """Flags that are for one action alone."""
+_IN_FOLDERS = {
+    "verify": "Milvus looks after its own files",
+    "snapshot": "back Milvus up by its own tools, or copy the gallery into a folder",
+    "restore": "restore it into a folder, and copy it from there",
+    "duplicates": "copy the gallery into a folder, and look there",
+    "map": "copy the gallery into a folder, make the map there, and copy it back",
+}
+"""Actions that Milvus has none of, and what to do there."""
 
 
 class Settings(BaseModel):
@@ -38,22 +48,23 @@ class Settings(BaseModel):
 
     action: Literal[
         "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
-        "drop", "export", "import", "map",
+        "drop", "export", "import", "copy", "map",
     ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
     NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
     write it to one file; restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER
     the name NAME at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it;
     export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
-    file into it, or into a new gallery; map NAME: give each item a place near those that are like it, as
-    map_x and map_y of its metadata"""
+    file into it, or into a new gallery; copy NAME OTHER: let OTHER, made if it is not there, hold what NAME
+    does, each by its name, its path or as milvus://HOST:19530/NAME; map NAME: give each item a place near
+    those that are like it, as map_x and map_y of its metadata"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
     """for snapshot and export the file to write, for import the one to read, for restore the name, for switch
-    the other gallery"""
-    galleries: Path = Path("galleries")
-    """the folder that holds the galleries"""
+    and copy the other gallery"""
+    galleries: Place = Path("galleries")
+    """the folder that holds the galleries, or a Milvus as milvus://HOST:19530"""
     index: str | None = None
     """rebuild with this type of index from now on: auto, exact, or a FAISS factory string (HNSW16,SQ8)"""
     recall: float | None = Field(None, gt=0, le=1)
@@ -66,6 +77,8 @@ class Settings(BaseModel):
     """drop without being asked"""
     thumbnails: bool = False
     """export the thumbnails, too"""
+    sync: bool = False
+    """delete what OTHER has and NAME, which is copied to it, has not"""
     method: MapMethod = "pca"
     """how a map is made: pca in seconds; umap, by umap-learn, slower and with clearer groups"""
     model: Path | None = None
@@ -79,12 +92,19 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
-    if not settings.galleries.is_dir() and settings.action not in ("restore", "import"):
-        raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
-    # A command looks and goes: it leaves background work to the server.
-    with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
-        work, *_ = _ACTIONS[settings.action]
+    place, (work, *_) = settings.galleries, _ACTIONS[settings.action]
+    if isinstance(place, str) and (instead := _IN_FOLDERS.get(settings.action)):
+        raise Unsupported(f"{settings.action} is for galleries in a folder; {instead}")
+    made_here = settings.action in ("restore", "import", "copy")
+    if isinstance(place, Path) and not (made_here or place.is_dir()):
+        raise NotFound(f"there is no folder {place}; give that of galleries by --galleries")
+    with _at(place) as directory:
         return {"action": settings.action, **work(directory, settings, *words)}
+
+
+def _at(place: Path | str) -> Galleries:
+    """Open a place of galleries; a command looks and goes, and leaves background work to the server."""
+    return galleries_at(place, policy=RebuildPolicy(automatic=False))
 
 
 def complaint(result: Mapping[str, Any]) -> str | None:
@@ -110,7 +130,7 @@ def _check_words(settings: Settings, words: list[str]) -> None:
             raise BadSetting(f"--{flag} is for {action} alone; leave it out: {usage}")
 
 
-def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
+def _list(directory: Galleries, _: Settings) -> dict[str, Any]:
     entries = []
     for name in directory.names():
         with suppress(NotFound):  # dropped since the names were read
@@ -118,7 +138,7 @@ def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
     return {"galleries": entries}
 
 
-def _info(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+def _info(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
     more = {"fields": kinds_by_field(gallery.fields()), "thumbnail_side": gallery.meta.thumbnail_side}
     return {"galleries": [{**dataclasses.asdict(gallery.info()), **more}]}
@@ -155,7 +175,7 @@ def _duplicates(directory: GalleryDirectory, settings: Settings, name: str) -> d
     }
 
 
-def _rebuild(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _rebuild(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
     with stages("item") as advance:
         gallery.rebuild(settings.index, settings.recall, progress=advance)
@@ -176,17 +196,17 @@ def _restore(directory: GalleryDirectory, _: Settings, file: str, name: str) -> 
     return {"name": name, "file": str(Path(file)), "items": items}
 
 
-def _switch(directory: GalleryDirectory, _: Settings, name: str, other: str) -> dict[str, Any]:
+def _switch(directory: Galleries, _: Settings, name: str, other: str) -> dict[str, Any]:
     previous = check_name(name) in directory.names()
     directory.switch(name, other)
     return {"name": name, "other": other, "previous": other if previous else None}
 
 
-def _rollback(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+def _rollback(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:
     return {"name": name, "other": directory.rollback(name)}
 
 
-def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _drop(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     if not settings.yes:
         items = _entry(directory, name).get("items")
         count = "an unknown number of" if items is None else f"{items:,}"
@@ -200,7 +220,7 @@ def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[st
     return {"name": name, "dropped": True}
 
 
-def _export(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+def _export(directory: Galleries, settings: Settings, name: str, file: str) -> dict[str, Any]:
     from serving.gallery.vectors import export_items  # here, as few need what it needs
 
     path = Path(file)
@@ -209,7 +229,7 @@ def _export(directory: GalleryDirectory, settings: Settings, name: str, file: st
     return {"name": name, "file": str(path), "items": items, "bytes": path.stat().st_size}
 
 
-def _import(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+def _import(directory: Galleries, settings: Settings, name: str, file: str) -> dict[str, Any]:
     from serving.gallery.vectors import Maker, import_items
     from serving.model.spec import read_spec
 
@@ -220,6 +240,15 @@ def _import(directory: GalleryDirectory, settings: Settings, name: str, file: st
         rows = import_items(directory, name, Path(file), model=model, advance=advance)
     items = directory.get(name).info().items
     return {"name": name, "file": str(Path(file)), "rows": rows, "items": items}
+
+
+def _copy(_: Galleries, settings: Settings, name: str, other: str) -> dict[str, Any]:
+    from serving.gallery.copying import copy_gallery  # as above
+
+    (at, first), (to, second) = (placed(word, settings.galleries) for word in (name, other))
+    with _at(at) as here, _at(to) as there, stages("item") as advance:
+        report = copy_gallery(here.get(first), there, second, sync=settings.sync, advance=advance)
+    return {"name": name, "other": other, **dataclasses.asdict(report)}
 
 
 def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
@@ -244,11 +273,12 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "drop": (_drop, "NAME"),
     "export": (_export, "NAME", "FILE"),
     "import": (_import, "NAME", "FILE"),
+    "copy": (_copy, "NAME", "OTHER"),
     "map": (_map, "NAME"),
 }
 
 
-def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
+def _entry(directory: Galleries, name: str) -> dict[str, Any]:
     try:
         return dataclasses.asdict(directory.get(name).info())
     except NotFound:

@@ -32,6 +32,12 @@ def render(result: Mapping[str, Any]) -> str:
             return f"made the gallery {name} with {result['items']:,} items of {file}"
         case "import":
             return f"put {result['rows']:,} items of {file} into the gallery {name}, now {result['items']:,}"
+        case "copy":
+            told = f"{other} holds the {result['items']:,} items of {name}"
+            rest = [f"checksum {result['checksum'][:12]}", f"{result['written']:,} were written"]
+            rest += [f"{result['deleted']:,} others deleted"] if result["deleted"] else []
+            rest += [f"{other} keeps no thumbnails"] if result["without_thumbnails"] else []
+            return f"{told}: {', '.join(rest)}"
         case "map":
             left = f", {result['left_out']:,} left out" if result["left_out"] else ""
             told = f"{result['items']:,} items by {result['method']}, {result['moved']:,} moved{left}"
