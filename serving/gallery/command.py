@@ -35,7 +35,6 @@ _IN_FOLDERS = {
     "verify": "Milvus looks after its own files",
     "snapshot": "back Milvus up by its own tools, or copy the gallery into a folder",
     "restore": "restore it into a folder, and copy it from there",
-    "duplicates": "copy the gallery into a folder, and look there",
     "map": "copy the gallery into a folder, make the map there, and copy it back",
 }
 """Actions that Milvus has none of, and what to do there."""
@@ -150,7 +149,7 @@ def _verify(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, An
     return {"name": name, **dataclasses.asdict(found)}
 
 
-def _duplicates(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _duplicates(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     out, gallery = settings.out, directory.get(name)
     with stages("item") as advance:
         pairs = gallery.duplicates(settings.above, progress=advance)

@@ -105,8 +105,8 @@ def run(settings: Settings) -> dict[str, Any]:
         `images_per_second`.
     """
     place, name = _place(settings)
-    if isinstance(place, str) and (settings.map != "none" or settings.fail_above is not None):
-        raise Unsupported("--map and --fail-above are for galleries in a folder; leave them out for a Milvus")
+    if isinstance(place, str) and settings.map != "none":
+        raise Unsupported("--map is for galleries in a folder; leave it out for a Milvus")
     if settings.report is not None:
         _check_report(settings.report)
     catalog = settings.catalog()

@@ -187,6 +187,8 @@ class Metrics:
             now["queue_images", worker, model.name] = model.waiting
             facts = (spec.fingerprint, spec.precision, str(spec.dimension), model.encoder.provider)
             now["model_info", model.name, *facts] = 1
+        for each, value in now.items():  # before galleries are asked, which a Milvus that is down makes wait
+            self._of(*each).set(value)
         for name in galleries.open_names():
             now |= _of_gallery(name, models, galleries)
         for each in self._told | now:
