@@ -42,7 +42,9 @@ class GalleryExecutor:
         """Keep the folder, an absolute path so that it is known in a message, and the models."""
         self.directory = directory
         self._models = models
-        self._path = re.compile(re.escape(str(directory.path)) + r"(/|(?![\w.-]))")
+        path = str(directory.path)
+        self._called = "the server's folder" if isinstance(directory.path, Path) else "its address"
+        self._path = re.compile(rf"(?:milvuss?://)?{re.escape(path.split('://')[-1])}(/|(?![\w.-]))")
         self._readers = threading.BoundedSemaphore(READERS)
         self._writers = threading.BoundedSemaphore(WRITERS)
         self._builds = threading.BoundedSemaphore(MOST_BUILDS)
@@ -177,7 +179,7 @@ class GalleryExecutor:
         try:
             yield
         except CrossbatchError as error:
-            error.args = (self._path.sub(lambda at: "" if at[1] else "the server's folder", str(error)),)
+            error.args = (self._path.sub(lambda at: "" if at[1] else self._called, str(error)),)
             raise
 
     def _named(self, name: str, work: Callable[[AnyGallery], T]) -> T:

@@ -55,9 +55,10 @@ def copy_gallery(
         target = directory.get(working)
         sync = sync or is_new
     else:
-        in_folders = isinstance(source, Gallery) and isinstance(directory, GalleryDirectory)
-        wanted: dict[str, Any] = {"index": info.wanted_index, "recall": info.wanted_recall}
-        target = directory.create(working, **made_for(maker), **(wanted if in_folders else {}))
+        in_folder, more = isinstance(directory, GalleryDirectory), dict[str, Any]()
+        if in_folder and isinstance(source, Gallery):  # or else one of them has no such index
+            more = {"index": info.wanted_index, "recall": info.wanted_recall}
+        target = directory.create(working, **made_for(maker, thumbnails=in_folder), **more)
     target.check_model(maker)
     pictures = maker.thumbnail_side > 0 and target.meta.thumbnail_side > 0
     total, done, written, deleted = info.items, 0, 0, 0

@@ -112,13 +112,13 @@ def maker_of(gallery: AnyGallery, *, thumbnails: bool) -> Maker:
     )
 
 
-def made_for(maker: Maker) -> MadeFor:
+def made_for(maker: Maker, *, thumbnails: bool = True) -> MadeFor:
     """Return what a gallery is made for that is to hold vectors of a model."""
     return {
         "model_name": maker.name,
         "fingerprint": maker.fingerprint,
         "dimension": maker.dimension,
-        "thumbnail_side": maker.thumbnail_side,
+        "thumbnail_side": maker.thumbnail_side if thumbnails else 0,
     }
 
 
@@ -163,7 +163,7 @@ def import_items(
                 create_store(aside / FILE_NAME, **made_for(maker))
                 with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
                     return _fill(gallery, file, path, maker, advance)
-        growing = directory.create(unfinished(name), **made_for(maker))
+        growing = directory.create(unfinished(name), **made_for(maker, thumbnails=False))
         try:
             rows = _fill(growing, file, path, maker, advance)
         except BaseException:
