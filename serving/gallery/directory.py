@@ -17,11 +17,11 @@ from serving.gallery.index.index import require_faiss
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced
 
-__all__ = ["MOST_OPEN", "GalleryDirectory", "check_name"]
+__all__ = ["MOST_OPEN", "SHOWN", "GalleryDirectory", "check_name"]
 
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9_.-]{0,63}")
-_SHOWN = 10
+SHOWN = 10  # names that a message lists
 _PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # seconds until a call is tried anew after a switch
 _PATIENCE = 10.0  # seconds to wait for whoever opens, makes or drops the same gallery
 _TURNS = 64  # locks that the names share
@@ -90,8 +90,8 @@ class GalleryDirectory:
         path = self.path / check_name(name)
         if not (path / FILE_NAME).is_file():
             names = self.names()
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            shown = ", ".join(names[:_SHOWN]) or "none"
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            shown = ", ".join(names[:SHOWN]) or "none"
             raise NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown}{more}")
         return path
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.choice import check_wanted
@@ -27,7 +26,6 @@ from serving.gallery.index.index import require_faiss
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
-    MAX_KEY_BYTES,
     CheckedItem,
     GalleryItem,
     ItemChange,
@@ -38,8 +36,9 @@ from serving.gallery.item import (
     check_items,
     check_keys,
     check_origin,
-    check_text,
+    check_unpictured,
     check_whole,
+    in_order,
     normalize_queries,
 )
 from serving.gallery.search.counts import FieldCount, ValueCount, count_fields, count_values
@@ -48,7 +47,7 @@ from serving.gallery.search.filter import AllOf, Filter, check_filter, unknown_f
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import Snapshot, SnapshotCache
 from serving.gallery.status import GalleryStatus, status_of
-from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE, MadeFor
+from serving.gallery.store.schema import FILE_NAME, MadeFor, check_made_for
 from serving.gallery.store.store import Store, create_store
 from serving.gallery.store.transaction import Reader
 
@@ -92,12 +91,8 @@ class Gallery:
         The folder appears complete or not at all. `policy` tells when the index is made anew, the device
         ("cpu", or "cuda" for the first GPU) where it is searched.
         """
-        dimension, side = made_for["dimension"], made_for.get("thumbnail_side", 0)
-        check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
-        check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
-        check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
-        check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
-        check_wanted(made_for.get("index"), made_for.get("recall"), dimension=dimension)
+        check_made_for(made_for)
+        check_wanted(made_for.get("index"), made_for.get("recall"), dimension=made_for["dimension"])
         check_path(path)
         with made_aside(path) as aside:
             create_store(aside / FILE_NAME, **made_for)
@@ -127,16 +122,7 @@ class Gallery:
 
     def check_model(self, model: "ModelSpec | Maker") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
-        meta = self.meta
-        theirs = (model.fingerprint, model.fp32_fingerprint)
-        if meta.fingerprint in theirs and meta.dimension == model.dimension:
-            return
-        ours = f"{meta.model_name} (fingerprint {meta.fingerprint[:12]}, dimension {meta.dimension})"
-        given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
-        raise ModelMismatch(
-            f"the gallery {self.name} holds embeddings of the model {ours}, and the model given is {given}; "
-            "give the gallery's own model, or index the images into a new gallery"
-        )
+        self.meta.check_model(model, self.name)
 
     def search(
         self,
@@ -275,10 +261,8 @@ class Gallery:
         self, items: Sequence[CheckedItem], *, expected: Mapping[str, int] | None = None
     ) -> list[int]:
         """Store, as `upsert` does, items that were checked one by one; no key twice."""
-        pictured = next((item.key for item, _ in items if item.thumbnail), None)
-        if pictured is not None and not self.meta.thumbnail_side:
-            told = f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none"
-            raise InvalidArgument(f"{told}: leave it out, or make the gallery with thumbnails")
+        if not self.meta.thumbnail_side:
+            check_unpictured(items, self.name)
         with self._store.write() as writer:
             stored = writer.upsert(items, expected or {})
             state = writer.reader.state()
@@ -327,12 +311,7 @@ class Gallery:
 
     def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
         """Return the items of `keys`, in that order; NotFound names the first that is not there."""
-        found = self.find(keys, thumbnails=thumbnails)
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        if missing:
-            more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
-        return [found[key] for key in keys]
+        return in_order(keys, self.find(keys, thumbnails=thumbnails), self.name)
 
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""

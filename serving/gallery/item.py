@@ -21,8 +21,9 @@ __all__ = [
     "JPEG", "MAX_EXACT", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS",
     "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "NORM_TOLERANCE", "ROUNDED", "BadVector", "CheckedItem",
     "GalleryItem", "ItemChange", "Neighbour", "Source", "change_items", "check_cosine", "check_fields",
-    "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text", "check_whole",
-    "given_by_source", "normalize_queries", "plain", "unit_vector",
+    "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text",
+    "check_unpictured", "check_whole", "given_by_source", "in_order", "normalize_queries", "plain",
+    "unit_vector", "with_source_of",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -166,6 +167,33 @@ def change_items(changes: Iterable[ItemChange], stored: Mapping[str, GalleryItem
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
     return items
+
+
+def in_order(keys: Sequence[str], found: Mapping[str, GalleryItem], gallery: str) -> list[GalleryItem]:
+    """Return the items of `keys`, in that order; NotFound names the first that is not among those found."""
+    missing = [key for key in dict.fromkeys(keys) if key not in found]
+    if missing:
+        more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise NotFound(f"there is no item {missing[0]!r} in the gallery {gallery}{more}")
+    return [found[key] for key in keys]
+
+
+def check_unpictured(items: Iterable[CheckedItem], gallery: str) -> None:
+    """Raise InvalidArgument for a thumbnail, in a gallery that keeps none."""
+    pictured = next((item.key for item, _ in items if item.thumbnail), None)
+    if pictured is not None:
+        told = f"the item {pictured!r} has a thumbnail, and the gallery {gallery} keeps none"
+        raise InvalidArgument(f"{told}: leave it out, or make the gallery with thumbnails")
+
+
+def with_source_of(stored: GalleryItem | None, checked: CheckedItem) -> CheckedItem:
+    """Give an item the source of the stored one, which remembers what of it is another now."""
+    item, metadata = checked
+    if stored is None or stored.source is None or item.source is not None:
+        return checked
+    given = given_by_source(stored)
+    source = replace(stored.source, given="" if given == given_by_source(item) else given)
+    return CheckedItem(replace(item, source=source), metadata)
 
 
 def given_by_source(item: GalleryItem) -> str:

@@ -128,7 +128,7 @@ def test_a_status_of_another_hand_has_the_widest_error_of_its_code() -> None:
         "RESOURCE_EXHAUSTED": errors.Overloaded,
         "UNAVAILABLE": errors.Unavailable,
         "CANCELLED": errors.Unavailable,  # by a proxy: the caller himself would not read it
-        "UNIMPLEMENTED": CrossbatchError,
+        "UNIMPLEMENTED": errors.Unsupported,
     }
     for code in grpc.StatusCode:
         error = from_status(status_pb2.Status(code=code.value[0], message="m"))

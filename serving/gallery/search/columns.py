@@ -23,7 +23,7 @@ from serving.gallery.disk import file_checksum, written_aside
 from serving.gallery.index.index import published
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
-__all__ = ["KINDS", "Columns", "Mask", "TextTable"]
+__all__ = ["KINDS", "Columns", "Mask", "TextTable", "elements"]
 
 Mask = NDArray[np.bool_]
 
@@ -259,7 +259,7 @@ def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
     groups, positions, values, label_codes = array("q"), array("i"), array("d"), array("i")
     for position, (label, text) in enumerate(zip(labels, metadata, strict=True)):
         label_codes.append(texts.setdefault(label, len(texts)) if label else -1)
-        for name, value in _elements(label, text):
+        for name, value in elements(label, text):
             if isinstance(value, str):
                 kind, number = _STRING, float(texts.setdefault(value, len(texts)))
             elif isinstance(value, bool | int | float):
@@ -273,7 +273,7 @@ def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
     return _Entries(list(names), list(texts), np.frombuffer(groups, np.int64), np.frombuffer(values), *narrow)
 
 
-def _elements(label: str, text: str) -> Iterator[tuple[str, Any]]:
+def elements(label: str, text: str) -> Iterator[tuple[str, Any]]:
     """Yield each element of each field of an item; null and an empty list are none."""
     held = {} if text == "{}" else loads(text)
     if not isinstance(held, dict):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from serving.gallery.index.index import SCORE_ERROR
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.transaction import Reader
 
-__all__ = ["NEAREST", "Duplicate", "DuplicatesPage", "duplicates", "duplicates_page"]
+__all__ = ["NEAREST", "Duplicate", "DuplicatesPage", "clustered", "duplicates", "duplicates_page"]
 
 NEAREST = 64
 """Most neighbours looked at of one item: of a picture that thousands have, not each pair is told."""
@@ -52,9 +52,13 @@ def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advanc
     """
     found = _pairs(snapshot, snapshot.places(), above, advance)
     texts = reader.labelled({seq for one, other, _ in found for seq in (one, other)})
-    keys = [sorted((texts[one][0], texts[other][0])) for one, other, _ in found]
-    named = [(key, other, score) for (key, other), (_, _, score) in zip(keys, found, strict=True)]
-    labels = dict(texts.values())
+    named = [(texts[one][0], texts[other][0], score) for one, other, score in found]
+    return clustered(named, dict(texts.values()))
+
+
+def clustered(pairs: Iterable[tuple[str, str, float]], labels: Mapping[str, str]) -> list[Duplicate]:
+    """Return pairs of keys by cluster, best first, with the labels of both."""
+    named = [(min(one, other), max(one, other), score) for one, other, score in pairs]
     clusters = _clusters([(key, other) for key, other, _ in named])
     made = [
         Duplicate(clusters[key], key, other, score, labels[key], labels[other]) for key, other, score in named

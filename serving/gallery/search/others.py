@@ -1,5 +1,6 @@
 """What a search leaves out that is to find other things than the query shows."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from serving.gallery.search.filter import LABEL, AllOf, Filter, In, Not
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.transaction import Reader
 
-__all__ = ["SAME_SCORE", "left_out"]
+__all__ = ["SAME_SCORE", "left_out", "others_than"]
 
 SAME_SCORE = 0.9
 """Least score at which the best hit of a photo is taken to show the same thing."""
@@ -30,6 +31,11 @@ def left_out(
     rows = snapshot.rows.find({seq for seq, _ in near}, reader)
     seq, _ = min(near, key=lambda each: (-each[1], rows[each[0]][0]))
     _, label, _, metadata = rows[seq]
+    return [seq], others_than(field, label, metadata)
+
+
+def others_than(field: str, label: str, metadata: Mapping[str, Any]) -> Filter:
+    """Return the filter that those fulfil which have another value of a field than an item has."""
     value: Any = label or None if field == LABEL else metadata.get(field)
     values = value if isinstance(value, list) else [value]
-    return [seq], Not(In(field, tuple(each for each in values if isinstance(each, str | int | float))))
+    return Not(In(field, tuple(each for each in values if isinstance(each, str | int | float))))

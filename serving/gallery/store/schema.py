@@ -17,17 +17,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact
-from serving.gallery.item import CheckedItem, GalleryItem, Source
+from serving.errors import BadArtifact, ModelMismatch
+from serving.gallery.item import MAX_KEY_BYTES, CheckedItem, GalleryItem, Source, check_text, check_whole
+
+if TYPE_CHECKING:
+    from serving.gallery.vectors import Maker
+    from serving.model.spec import ModelSpec
 
 __all__ = [
     "ADD_GIVEN", "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION",
     "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNREADABLE", "MadeFor", "Meta", "altered", "check_kinds",
+    "check_made_for",
     "damaged", "given_of", "item_checksum", "item_of", "publication_checksum", "read_meta", "record_of",
     "sound", "unreadable", "vectors_of",
 ]  # fmt: skip
@@ -116,6 +121,18 @@ class Meta:
     thumbnail_side: int  # longer side of its thumbnails in pixels; 0 where it keeps none
     created: str
 
+    def check_model(self, model: "ModelSpec | Maker", gallery: str) -> None:
+        """Accept the model of a gallery, and a file of lower precision made from it; else ModelMismatch."""
+        theirs = (model.fingerprint, model.fp32_fingerprint)
+        if self.fingerprint in theirs and self.dimension == model.dimension:
+            return
+        ours = f"{self.model_name} (fingerprint {self.fingerprint[:12]}, dimension {self.dimension})"
+        given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
+        raise ModelMismatch(
+            f"the gallery {gallery} holds embeddings of the model {ours}, and the model given is {given}; "
+            "give the gallery's own model, or index the images into a new gallery"
+        )
+
 
 class MadeFor(TypedDict):
     """What a new gallery is made for."""
@@ -126,6 +143,15 @@ class MadeFor(TypedDict):
     thumbnail_side: NotRequired[int]  # longer side in pixels of the pictures kept with items; 0: none
     index: NotRequired[str]  # "auto", which is to reach the recall, "exact" or a FAISS factory string
     recall: NotRequired[float]  # of the 10 nearest
+
+
+def check_made_for(made_for: MadeFor) -> None:
+    """Raise InvalidArgument for what no gallery can be made for; the index wanted is not looked at."""
+    side = made_for.get("thumbnail_side", 0)
+    check_whole(made_for["dimension"], "the dimension", least=1, most=MAX_DIMENSION)
+    check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
+    check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
+    check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
 
 
 def damaged(path: Path, what: object) -> BadArtifact:

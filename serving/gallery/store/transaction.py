@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Conflict
-from serving.gallery.item import CheckedItem, GalleryItem, Source, given_by_source
+from serving.gallery.item import CheckedItem, GalleryItem, Source, with_source_of
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
@@ -255,7 +255,7 @@ class Writer:
         ]
         self._sql.executemany("UPDATE thumbnails SET seq = ? WHERE seq = ?", moves)
         self._remove([item.key for item, _ in items])
-        sourced = [_sourced(checked, same.get(checked.item.key)) for checked in items]
+        sourced = [with_source_of(same.get(checked.item.key), checked) for checked in items]
         self._sql.executemany(_INSERT, map(schema.record_of, sourced, versions))
         pairs = zip(versions, (item.thumbnail for item, _ in items), strict=True)
         self._sql.executemany(
@@ -341,16 +341,6 @@ class Writer:
         self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
         self._sql.executemany("DELETE FROM thumbnails WHERE seq = ?", seqs)
         return len(seqs)
-
-
-def _sourced(checked: CheckedItem, stored: GalleryItem | None) -> CheckedItem:
-    """Give an item the source of the stored one, which remembers what of it is another now."""
-    item, metadata = checked
-    if stored is None or stored.source is None or item.source is not None:
-        return checked
-    given = given_by_source(stored)
-    source = replace(stored.source, given="" if given == given_by_source(item) else given)
-    return CheckedItem(replace(item, source=source), metadata)
 
 
 def _stands(version: int) -> str:

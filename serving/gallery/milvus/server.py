@@ -1,0 +1,280 @@
+"""A Milvus server: where it is, what is asked of it, and what its errors mean.
+
+Only this file imports pymilvus.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import (
+    AlreadyExists,
+    BadSetting,
+    CrossbatchError,
+    DeadlineExceeded,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    cause_of,
+)
+from serving.gallery.item import MAX_KEY_BYTES, MAX_URI_BYTES
+
+__all__ = [
+    "MAX_JSON_BYTES",
+    "MAX_TERMS",
+    "SCHEMES",
+    "TERM_LENGTH",
+    "TOKEN",
+    "WINDOW",
+    "Collection",
+    "Gone",
+    "Server",
+]
+
+SCHEMES = {"milvus": "http", "milvuss": "https"}
+TOKEN = "CROSSBATCH_MILVUS_TOKEN"  # noqa: S105 - the name of the variable
+WINDOW = 16_384
+"""Most rows that a query, or one query of a search, can return."""
+MAX_JSON_BYTES = 65_536
+MAX_TERMS = 4_096
+TERM_LENGTH = 24
+_DEFAULT_PORT = 19530
+_BUILD = {"M": 16, "efConstruction": 200}
+_LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of the graph
+_STRONG = "Strong"  # every read sees every write that was confirmed before
+_PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
+
+# Numbers of Milvus' errors: pkg/util/merr of its source.
+_GONE = {100}
+_TAKEN = {1601, 1602}
+_NO_ALIAS = {1600}
+_FULL = {3, 4, 7, 8, 9}
+_NO_ENTRY = {1400, 1401}
+_PASSING = {1, 2, 101, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
+
+T = TypeVar("T")
+
+
+class Gone(NotFound):
+    """The collection is not there, or not any more."""
+
+
+class Collection(NamedTuple):
+    """A collection as it is now; `dimension` is 0 where it has no vectors of ours."""
+
+    name: str
+    properties: Mapping[str, str]
+    dimension: int
+
+
+class Server:
+    """A connection to a Milvus server, thread-safe; each call ends within some seconds, with our errors.
+
+    Calls that can be repeated (all but making a collection) are, where the server is restarted or not ready.
+    """
+
+    def __init__(self, address: str, *, timeout: float) -> None:
+        """Connect to the server at milvus://HOST:PORT; BadSetting: that is no address, or pymilvus lacks."""
+        scheme, self.address, self._timeout = *_parsed(address), timeout
+        try:
+            import pymilvus
+        except ImportError as error:
+            raise BadSetting(
+                f"pymilvus, which speaks to Milvus, cannot be loaded ({error}); "
+                "install it by: pip install 'crossbatch[cluster]'"
+            ) from error
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
+        self._types = pymilvus.DataType
+        uri = self.address.replace(scheme, SCHEMES[scheme], 1)
+        token = os.environ.get(TOKEN, "")
+        self._client = self._told(lambda: pymilvus.MilvusClient(uri, token=token, timeout=timeout))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._told(self._client.close)
+
+    def aliases(self, collection: str = "") -> list[str]:
+        """Return the aliases that there are, or those of a collection."""
+        return list(self._call(self._client.list_aliases, collection)["aliases"])
+
+    def describe(self, name: str) -> Collection:
+        """Return what a name or an alias stands for; Gone where there is none."""
+        found = self._call(self._client.describe_collection, name)
+        dimensions = [field["params"].get("dim", 0) for field in found["fields"] if field["name"] == "vector"]
+        return Collection(found["collection_name"], found.get("properties") or {}, *(dimensions or [0]))
+
+    def create(self, name: str, dimension: int, properties: Mapping[str, str]) -> None:
+        """Make a collection for items of ours, ready to be searched."""
+        types, text = self._types, self._types.VARCHAR
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", text, is_primary=True, max_length=MAX_KEY_BYTES)
+        schema.add_field("vector", types.FLOAT_VECTOR, dim=dimension)
+        schema.add_field("label", text, max_length=MAX_KEY_BYTES)
+        schema.add_field("uri", text, max_length=MAX_URI_BYTES)
+        schema.add_field("metadata", types.JSON)
+        schema.add_field(
+            "terms", types.ARRAY, element_type=text, max_capacity=MAX_TERMS, max_length=TERM_LENGTH
+        )
+        schema.add_field("bounds", types.JSON)
+        schema.add_field("origin", text, max_length=MAX_URI_BYTES)
+        schema.add_field("source", types.JSON)
+        schema.add_field("version", types.INT64)
+        schema.add_field("lot", types.INT64)
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="HNSW", metric_type="IP", params=_BUILD)
+        options = {"schema": schema, "index_params": index, "properties": dict(properties)}
+        made = self._client.create_collection
+        self._told(lambda: made(name, consistency_level=_STRONG, timeout=self._timeout, **options))
+
+    def note(self, name: str, properties: Mapping[str, str]) -> None:
+        """Set some of the properties of a collection."""
+        self._call(self._client.alter_collection_properties, name, dict(properties))
+
+    def point(self, alias: str, name: str) -> None:
+        """Let a new alias stand for a collection; AlreadyExists."""
+        self._call(self._client.create_alias, name, alias)
+
+    def repoint(self, alias: str, name: str) -> None:
+        """Let an alias that is there stand for another collection, at once."""
+        self._call(self._client.alter_alias, name, alias)
+
+    def unpoint(self, alias: str) -> None:
+        """Remove an alias."""
+        self._call(self._client.drop_alias, alias)
+
+    def drop(self, name: str) -> None:
+        """Remove a collection."""
+        self._call(self._client.drop_collection, name)
+
+    def count(self, name: str, condition: str) -> int:
+        """Count the rows that fulfil a condition."""
+        (row,) = self.rows(name, condition, ["count(*)"])
+        return int(row["count(*)"])
+
+    def rows(
+        self, name: str, condition: str, fields: Sequence[str], limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the rows that fulfil a condition: with a `limit` those first by key, in order."""
+        found = self._call(
+            self._client.query,
+            name,
+            filter=condition,
+            output_fields=list(fields),
+            consistency_level=_STRONG,
+            **({} if limit is None else {"limit": limit, "reduce_stop_for_best": True}),
+        )
+        rows = [dict(row) for row in found]
+        return rows if limit is None else sorted(rows, key=lambda row: row["key"])
+
+    def nearest(
+        self, name: str, vectors: NDArray[np.float32], limit: int, condition: str, fields: Sequence[str]
+    ) -> list[list[dict[str, Any]]]:
+        """Return, for each vector (Q, d), the rows nearest to it with their `score`, best first."""
+        breadth = min(_MOST_BREADTH, max(_LEAST_BREADTH, 2 * limit))
+        found = self._call(
+            self._client.search,
+            name,
+            data=list(vectors),
+            anns_field="vector",
+            filter=condition,
+            limit=limit,
+            output_fields=["key", *fields],
+            search_params={"metric_type": "IP", "params": {"ef": breadth}},
+            consistency_level=_STRONG,
+        )
+        return [[{**hit["entity"], "score": float(hit["distance"])} for hit in hits] for hits in found]
+
+    def put(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Store rows, each in place of the one of its key."""
+        self._call(self._client.upsert, name, rows)
+
+    def remove(self, name: str, condition: str) -> None:
+        """Delete the rows that fulfil a condition."""
+        self._call(self._client.delete, name, filter=condition)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call what may be repeated, until it is done or the time is up."""
+        end, pause = time.monotonic() + self._timeout, _PAUSE
+        while True:
+            try:
+                return self._told(lambda: method(*args, timeout=self._timeout, **options))
+            except _Passing:
+                if time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause *= 2
+
+    def _told(self, work: Callable[[], T]) -> T:
+        """Do some work of pymilvus, whatever of whose exceptions becomes an error of ours."""
+        try:
+            return work()
+        except Exception as error:  # of gRPC and of Python, too
+            raise _translated(error, self.address) from error
+
+
+class _Passing(Unavailable):
+    """What may be over in a moment."""
+
+
+def _parsed(address: str) -> tuple[str, str]:
+    """Return scheme and address of a server, with its port; BadSetting."""
+    told = "expected milvus://HOST:PORT, or milvuss://HOST:PORT for TLS"
+    try:
+        parts = urlsplit(address)
+        port = parts.port or _DEFAULT_PORT
+    except ValueError as error:
+        raise BadSetting(f"{address!r} is no address of a Milvus server ({error}); {told}") from error
+    if "@" in parts.netloc:
+        raise BadSetting(
+            "the address of the Milvus server has a password in it, which others could read; "
+            f"put USER:PASSWORD into the environment variable {TOKEN}"
+        )
+    if parts.scheme not in SCHEMES or not parts.hostname or parts.query or parts.fragment:
+        raise BadSetting(f"{address!r} is no address of a Milvus server; {told}")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return parts.scheme, f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+
+
+def _translated(error: Exception, address: str) -> CrossbatchError:
+    """Return the error of ours that tells what pymilvus raised."""
+    if isinstance(error, CrossbatchError):
+        return error
+    code: Any = getattr(error, "code", None)
+    code = code() if callable(code) else code  # of gRPC's errors it is a method
+    detail = cause_of(Exception(getattr(error, "message", "") or getattr(error, "details", str)() or error))
+    where = f"the Milvus server at {address}"
+    match getattr(code, "name", ""):
+        case "UNAUTHENTICATED":
+            return _locked(where, detail)
+        case "PERMISSION_DENIED":
+            return PermissionDenied(
+                f"{where} does not allow this ({detail}); grant it to the user of {TOKEN}"
+            )
+        case "DEADLINE_EXCEEDED":
+            return DeadlineExceeded(f"{where} did not answer in time ({detail}); try again")
+        case "RESOURCE_EXHAUSTED":
+            return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
+    if code in _GONE or code in _NO_ALIAS:
+        return Gone(f"{where} holds no such collection ({detail})")
+    if code in _TAKEN:
+        return AlreadyExists(f"the name is taken at {where} ({detail})")
+    if code in _NO_ENTRY or "auth check failure" in detail:
+        return _locked(where, detail)
+    if code in _FULL:
+        return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
+    if code in _PASSING or getattr(error, "retriable", False):
+        return _Passing(f"{where} is not ready ({detail}); try again")
+    return Unavailable(f"{where} cannot be used ({detail}); see that it runs, and that its log tells no more")
+
+
+def _locked(where: str, detail: str) -> Unauthenticated:
+    given = "did not accept the credentials in" if os.environ.get(TOKEN) else "wants credentials in"
+    return Unauthenticated(f"{where} {given} {TOKEN} ({detail}); set it to USER:PASSWORD or an API key")
