@@ -58,7 +58,8 @@ _TAKEN = {1601, 1602}
 _NO_ALIAS = {1600}
 _FULL = {3, 4, 7, 8, 9}
 _NO_ENTRY = {1400, 1401}
-_PASSING = {1, 2, 101, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
+_NOT_LOADED = 101
+_PASSING = {1, 2, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
 
 T = TypeVar("T")
 
@@ -206,9 +207,11 @@ class Server:
         while True:
             try:
                 return self._told(lambda: method(*args, timeout=self._timeout, **options))
-            except _Passing:
+            except _Passing as error:
                 if time.monotonic() + pause > end:
                     raise
+                if isinstance(error, _Unloaded):
+                    self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
             time.sleep(pause)
             pause *= 2
 
@@ -222,6 +225,10 @@ class Server:
 
 class _Passing(Unavailable):
     """What may be over in a moment."""
+
+
+class _Unloaded(_Passing):
+    """The collection is not in memory, as after milvus-lite was started again."""
 
 
 def _parsed(address: str) -> tuple[str, str]:
@@ -270,6 +277,8 @@ def _translated(error: Exception, address: str) -> CrossbatchError:
         return _locked(where, detail)
     if code in _FULL:
         return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
+    if code == _NOT_LOADED:
+        return _Unloaded(f"{where} does not hold the gallery in memory ({detail}); try again")
     if code in _PASSING or getattr(error, "retriable", False):
         return _Passing(f"{where} is not ready ({detail}); try again")
     return Unavailable(f"{where} cannot be used ({detail}); see that it runs, and that its log tells no more")
