@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.place import galleries_at
 from serving.server.server import Server
 from tests.serving.indexed import fill
+from tests.serving.milvus_lite import free_port, milvus_lite
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 from tests.serving.vectors import MEMORY
@@ -21,6 +23,23 @@ def memory() -> Iterator[Path]:
     """An empty folder in which writing is quick."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Milvus for all tests."""
+    port = free_port()
+    with milvus_lite(tmp_path_factory.mktemp("lite"), port):
+        yield f"milvus://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def milvus(lite: str) -> str:
+    """The address of a Milvus that holds no gallery."""
+    with galleries_at(lite) as galleries:
+        for name in galleries.names():
+            galleries.drop(name)
+    return lite
 
 
 @pytest.fixture

@@ -21,20 +21,10 @@ from tests.serving.rpc_fakes import FakeEncoder, serving, until, vector_for
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
-    with milvus_lite(tmp_path_factory.mktemp("milvus"), port):
-        yield f"milvus://127.0.0.1:{port}"
-
-
 @pytest.fixture
-def running(place: str) -> Iterator[Server]:
-    with galleries_at(place) as galleries:
-        for name in galleries.names():
-            galleries.drop(name)
-        with serving(FakeEncoder(), galleries) as running:
-            yield running
+def running(milvus: str) -> Iterator[Server]:
+    with serving(FakeEncoder(), galleries_at(milvus)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -89,7 +79,6 @@ def test_items_are_stored_read_changed_and_found(client: Client) -> None:
         float(np.dot(hit.vector, vector_for(b"photo 0"))) for hit in by_vector if hit.vector is not None
     ]
     assert [hit.score for hit in by_vector] == pytest.approx(scores, abs=1e-5)
-    client.build_index("birds")  # which Milvus does by itself
     assert [(info.name, info.items, info.problem) for info in client.galleries()] == [("birds", 4, None)]
 
 
@@ -121,7 +110,7 @@ def test_what_milvus_cannot_do_is_told(running: Server) -> None:
             call = partial(getattr(stubs.galleries, method), request, timeout=10)
             told = refusal_of(call, "UNIMPLEMENTED", reason="UNSUPPORTED")
             assert "ilvus" in told, method
-        building = stubs.galleries.BuildIndex(pb.BuildIndexRequest(name="birds", recall=0.9), timeout=10)
+        building = stubs.galleries.BuildIndex(pb.BuildIndexRequest(name="birds"), timeout=10)
         refusal_of(lambda: list(building), "UNIMPLEMENTED", reason="UNSUPPORTED")
         assert stubs.galleries.GetItem(pb.GetItemRequest(gallery="birds", key="a")).item.key == "a"
         told = refusal_of(lambda: stubs.search("none", image(b"photo")), "NOT_FOUND")

@@ -50,6 +50,8 @@ _DEFAULT_PORT = 19530
 _BUILD = {"M": 16, "efConstruction": 200}
 _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of the graph
 _STRONG = "Strong"  # every read sees every write that was confirmed before
+# A server that was away is tried again each second: gRPC alone would wait for up to two minutes.
+_CHANNEL = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000}
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
 # Numbers of Milvus' errors: pkg/util/merr of its source.
@@ -96,7 +98,8 @@ class Server:
         self._types = pymilvus.DataType
         uri = self.address.replace(scheme, SCHEMES[scheme], 1)
         token = os.environ.get(TOKEN, "")
-        self._client = self._told(lambda: pymilvus.MilvusClient(uri, token=token, timeout=timeout))
+        given: dict[str, Any] = {"token": token, "timeout": timeout, "grpc_options": _CHANNEL}
+        self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
 
     def close(self) -> None:
         """Close the connection."""
