@@ -34,7 +34,7 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def milvus(lite: str) -> str:
+def place(lite: str) -> str:
     """The address of a Milvus that holds no gallery."""
     with galleries_at(lite) as galleries:
         for name in galleries.names():

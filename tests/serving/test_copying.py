@@ -65,9 +65,7 @@ def names(gallery: str) -> list[str]:
 @pytest.fixture(params=["folder", "milvus"])
 def there(request: pytest.FixtureRequest, memory: Path) -> str:
     """A gallery that is not there, in a folder and in Milvus."""
-    return (
-        f"{memory}/there/copy" if request.param == "folder" else f"{request.getfixturevalue('milvus')}/copy"
-    )
+    return f"{memory}/there/copy" if request.param == "folder" else f"{request.getfixturevalue('place')}/copy"
 
 
 def test_a_copy_has_all_and_is_brought_in_step(memory: Path, there: str) -> None:
