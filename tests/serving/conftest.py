@@ -11,7 +11,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.place import galleries_at
 from serving.server.server import Server
 from tests.serving.indexed import fill
-from tests.serving.milvus_lite import free_port, milvus_lite
+from tests.serving.milvus_server import TOKEN, MilvusServer, milvus_lite, milvus_server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 from tests.serving.vectors import MEMORY
@@ -26,16 +26,27 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def milvus() -> Iterator[MilvusServer]:
+    """A Milvus server, whose credentials are in the environment from now on."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as name,  # half a gigabyte, which pytest would keep
+        milvus_server(Path(name) / "milvus") as server,
+    ):
+        patch.setenv("CROSSBATCH_MILVUS_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture(scope="session")
 def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Milvus for all tests."""
-    port = free_port()
-    with milvus_lite(tmp_path_factory.mktemp("lite"), port):
-        yield f"milvus://127.0.0.1:{port}"
+    """The address of a milvus-lite."""
+    with milvus_lite(tmp_path_factory.mktemp("lite")) as address:
+        yield address
 
 
 @pytest.fixture
 def place(lite: str) -> str:
-    """The address of a Milvus that holds no gallery."""
+    """The address of a milvus-lite that holds no gallery."""
     with galleries_at(lite) as galleries:
         for name in galleries.names():
             galleries.drop(name)

@@ -17,7 +17,7 @@ from serving.errors import Unavailable
 from serving.gallery.milvus.directory import MilvusDirectory
 from serving.gallery.place import galleries_at
 from serving.server.server import Server
-from tests.serving.milvus_lite import free_port, milvus_lite
+from tests.serving.milvus_process import free_port, milvus_process
 from tests.serving.rpc_fakes import FakeEncoder, serving, until, vector_for
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
@@ -123,7 +123,7 @@ def test_a_milvus_that_went_is_used_again_when_it_is_back(tmp_path: Path) -> Non
     port = free_port()
     place, given = f"milvus://127.0.0.1:{port}", {"metrics_port": 0}
     with ExitStack() as stack:
-        milvus = stack.enter_context(milvus_lite(tmp_path, port))
+        milvus = stack.enter_context(milvus_process(tmp_path, port))
         running = stack.enter_context(serving(FakeEncoder(), MilvusDirectory(place, timeout=2), **given))
         stubs = stack.enter_context(connected(running.address))
         stubs.create("birds")
@@ -139,7 +139,7 @@ def test_a_milvus_that_went_is_used_again_when_it_is_back(tmp_path: Path) -> Non
         assert stubs.embed(b"photo").dimension == 8
         with pytest.raises(Unavailable):
             running.reload()
-        stack.enter_context(milvus_lite(tmp_path, port))
+        stack.enter_context(milvus_process(tmp_path, port))
         assert until(lambda: reached(stubs)) == "a"
         assert stubs.upsert("birds", item("b")).stored == 1
 

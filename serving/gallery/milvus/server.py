@@ -257,6 +257,8 @@ def _translated(error: Exception, address: str) -> CrossbatchError:
     """Return the error of ours that tells what pymilvus raised."""
     if isinstance(error, CrossbatchError):
         return error
+    if callable(getattr(error.__cause__, "code", None)):  # gRPC's error tells more than pymilvus' of it
+        error = error.__cause__ or error
     code: Any = getattr(error, "code", None)
     code = code() if callable(code) else code  # of gRPC's errors it is a method
     detail = cause_of(Exception(getattr(error, "message", "") or getattr(error, "details", str)() or error))
@@ -270,6 +272,8 @@ def _translated(error: Exception, address: str) -> CrossbatchError:
             )
         case "DEADLINE_EXCEEDED":
             return DeadlineExceeded(f"{where} did not answer in time ({detail}); try again")
+        case "UNAVAILABLE":
+            return _Passing(f"{where} cannot be reached ({detail}); see that it runs, and try again")
         case "RESOURCE_EXHAUSTED":
             return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
     if code in _GONE or code in _NO_ALIAS:

@@ -17,7 +17,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def milvus_lite(folder: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+def milvus_process(folder: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     """Start it over a folder, which keeps what it holds; it is stopped at the end, unless it has ended."""
     words = ["--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen([sys.executable, "-m", "milvus_lite", "server", *words]) as process:
