@@ -42,9 +42,9 @@ class GalleryExecutor:
         """Keep the folder, an absolute path so that it is known in a message, and the models."""
         self.directory = directory
         self._models = models
-        path = str(directory.path)
+        place = re.escape(str(directory.path).split("://")[-1])
         self._called = "the server's folder" if isinstance(directory.path, Path) else "its address"
-        self._path = re.compile(rf"(?:milvuss?://)?{re.escape(path.split('://')[-1])}(/|(?![\w.-]))")
+        self._path = re.compile(rf"ipv[46]:\S+:\d+|(?:milvuss?://)?{place}(/|(?![\w.-]))")
         self._readers = threading.BoundedSemaphore(READERS)
         self._writers = threading.BoundedSemaphore(WRITERS)
         self._builds = threading.BoundedSemaphore(MOST_BUILDS)

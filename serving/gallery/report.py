@@ -90,16 +90,18 @@ def _counted(count: int, what: str) -> str:
 def _line(entry: Mapping[str, Any]) -> str:
     if "error" in entry:
         return f"{entry['name']}: {entry['error']}"
+    size = entry["index_bytes"] + entry["store_bytes"]  # of which Milvus says nothing
     return (
         f"{entry['name']}: {entry['items']:,} items of dimension {entry['dimension']}, "
         f"model {entry['model_name']} ({entry['fingerprint'][:12]}); {entry['index_type']} index over "
         f"{entry['index_items']:,}, {entry['fresh']:,} newer, {entry['deleted']:,} deleted; "
-        f"{(entry['index_bytes'] + entry['store_bytes']) / 1e6:,.1f} MB; created {entry['created']}"
+        f"{f'{size / 1e6:,.1f} MB; ' if size else ''}created {entry['created']}"
     )
 
 
 def _sheet(entry: Mapping[str, Any]) -> str:
     """Return all that is known of one gallery, a line each."""
+    in_folder = entry["store_bytes"] > 0  # Milvus measures no recall, and tells no size
     trials = (f"{it['type']} {it['recall']:.4f} at {it['latency_ms']:.3f} ms" for it in entry["trials"])
     lines = {
         "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
@@ -109,17 +111,19 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "index": f"{entry['index_type']} over {entry['index_items']:,} items "
         f"(wanted: {entry['wanted_index']})",
         "thumbnails": f"of {side} pixels" if (side := entry.get("thumbnail_side")) else "",
-        "recall@10": f"{entry['recall']:.4f} (wanted: {entry['wanted_recall']:g})",
+        "recall@10": f"{entry['recall']:.4f} (wanted: {entry['wanted_recall']:g})" if in_folder else "",
         "latency": f"{entry['latency_ms']:.3f} ms a query on one thread" if entry["latency_ms"] else "",
         "parameters": ", ".join(f"{name} {value:g}" for name, value in entry["parameters"].items()),
         "tried": "; ".join(trials),
         "note": entry["note"],
         "size": f"{entry['store_bytes'] / 1e6:,.1f} MB of items, "
-        f"{entry['index_bytes'] / 1e6:,.1f} MB of index",
+        f"{entry['index_bytes'] / 1e6:,.1f} MB of index"
+        if in_folder
+        else "",
         "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
-        "published": f"{entry['generation']:,} times, format {entry['format_version']}",
+        "published": f"{entry['generation']:,} times, format {entry['format_version']}" if in_folder else "",
         "created": entry["created"],
-        "folder": entry["path"],
+        "folder" if in_folder else "place": entry["path"],
     }
     width = max(map(len, lines))
     return "\n".join([entry["name"], *(f"  {name:<{width}}  {text}" for name, text in lines.items() if text)])

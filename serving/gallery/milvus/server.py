@@ -5,6 +5,7 @@ Only this file imports pymilvus.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +53,8 @@ _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of
 _STRONG = "Strong"  # every read sees every write that was confirmed before
 # A server that was away is tried again each second: gRPC alone would wait for up to two minutes.
 _CHANNEL = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000}
+_CONNECT = 2.0  # seconds to wait for a connection
+_REST = 0.5  # seconds in which a server that was away is not tried again
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
 # Numbers of Milvus' errors: pkg/util/merr of its source.
@@ -61,7 +64,8 @@ _NO_ALIAS = {1600}
 _FULL = {3, 4, 7, 8, 9}
 _NO_ENTRY = {1400, 1401}
 _NOT_LOADED = 101
-_PASSING = {1, 2, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
+_UNREACHED = 2
+_PASSING = {1, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
 
 T = TypeVar("T")
 
@@ -98,7 +102,10 @@ class Server:
         self._types = pymilvus.DataType
         uri = self.address.replace(scheme, SCHEMES[scheme], 1)
         token = os.environ.get(TOKEN, "")
-        given: dict[str, Any] = {"token": token, "timeout": timeout, "grpc_options": _CHANNEL}
+        self._guard = threading.Lock()  # of who tries a server again that was away
+        self._away: _Away | None = None
+        self._again = 0.0  # when it may be tried again
+        given: dict[str, Any] = {"token": token, "timeout": _CONNECT, "grpc_options": _CHANNEL}
         self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
 
     def close(self) -> None:
@@ -205,13 +212,22 @@ class Server:
         self._call(self._client.delete, name, filter=condition)
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call what may be repeated, until it is done or the time is up."""
+        """Call what may be repeated, until it is done or the time is up.
+
+        While the server is away one call tries it at a time, and the others end at once: pymilvus would let
+        each of them wait for the one before.
+        """
         end, pause = time.monotonic() + self._timeout, _PAUSE
+        with self._guard:
+            if away := self._away:
+                if time.monotonic() < self._again:
+                    raise away.saying(str(away))
+                self._again = end
         while True:
             try:
                 return self._told(lambda: method(*args, timeout=self._timeout, **options))
             except _Passing as error:
-                if time.monotonic() + pause > end:
+                if isinstance(error, _Away) or time.monotonic() + pause > end:
                     raise
                 if isinstance(error, _Unloaded):
                     self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
@@ -221,13 +237,21 @@ class Server:
     def _told(self, work: Callable[[], T]) -> T:
         """Do some work of pymilvus, whatever of whose exceptions becomes an error of ours."""
         try:
-            return work()
+            done = work()
         except Exception as error:  # of gRPC and of Python, too
-            raise _translated(error, self.address) from error
+            ours = _translated(error, self.address)
+            self._away, self._again = ours if isinstance(ours, _Away) else None, time.monotonic() + _REST
+            raise ours from error
+        self._away = None
+        return done
 
 
 class _Passing(Unavailable):
     """What may be over in a moment."""
+
+
+class _Away(_Passing):
+    """Nobody answers at the address."""
 
 
 class _Unloaded(_Passing):
@@ -273,7 +297,7 @@ def _translated(error: Exception, address: str) -> CrossbatchError:
         case "DEADLINE_EXCEEDED":
             return DeadlineExceeded(f"{where} did not answer in time ({detail}); try again")
         case "UNAVAILABLE":
-            return _Passing(f"{where} cannot be reached ({detail}); see that it runs, and try again")
+            return _Away(f"{where} cannot be reached ({detail}); see that it runs, and try again")
         case "RESOURCE_EXHAUSTED":
             return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
     if code in _GONE or code in _NO_ALIAS:
@@ -286,6 +310,8 @@ def _translated(error: Exception, address: str) -> CrossbatchError:
         return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
     if code == _NOT_LOADED:
         return _Unloaded(f"{where} does not hold the gallery in memory ({detail}); try again")
+    if code == _UNREACHED:
+        return _Away(f"{where} cannot be reached ({detail}); see that it runs, and try again")
     if code in _PASSING or getattr(error, "retriable", False):
         return _Passing(f"{where} is not ready ({detail}); try again")
     return Unavailable(f"{where} cannot be used ({detail}); see that it runs, and that its log tells no more")
