@@ -51,7 +51,7 @@ def copy_gallery(
     maker, info = maker_of(source, thumbnails=True), source.info()
     is_new = check_name(name) not in (names := directory.names())
     working = unfinished(name) if is_new else name
-    if working in names:
+    if is_begun := working in names:
         target = directory.get(working)
         sync = sync or is_new
     else:
@@ -63,7 +63,7 @@ def copy_gallery(
     pictures = maker.thumbnail_side > 0 and target.meta.thumbnail_side > 0
     total, done, written, deleted = info.items, 0, 0, 0
     for items in pages(source, thumbnails=pictures):
-        there = target.find([item.key for item in items], thumbnails=pictures)
+        there = target.find([item.key for item in items], thumbnails=pictures) if is_begun else {}
         lacking = [item for item in items if not _holds(there.get(item.key), item)]
         target.upsert(lacking)
         done, written = done + len(items), written + len(lacking)
