@@ -36,6 +36,7 @@ from serving.gallery.item import (
     with_source_of,
 )
 from serving.gallery.milvus.differences import MOST_COUNTED
+from serving.gallery.milvus.duplicates import duplicates, duplicates_page
 from serving.gallery.milvus.expression import ALWAYS, among, expression, having, quoted
 from serving.gallery.milvus.meta import FORMAT, previous_of
 from serving.gallery.milvus.names import alias_of
@@ -44,7 +45,7 @@ from serving.gallery.milvus.rows import ITEM_FIELDS, LOTS, TEXT_FIELDS, in_parts
 from serving.gallery.milvus.server import WINDOW, Gone, Server
 from serving.gallery.search.columns import KINDS, Columns
 from serving.gallery.search.counts import FieldCount, ValueCount, count_fields, count_values
-from serving.gallery.search.duplicates import NEAREST, Duplicate, DuplicatesPage, clustered
+from serving.gallery.search.duplicates import Duplicate, DuplicatesPage
 from serving.gallery.search.filter import (
     LABEL,
     AllOf,
@@ -65,7 +66,6 @@ __all__ = ["MilvusGallery"]
 
 _LIGHT_PAGE = 1_024  # rows read at once with their label and metadata
 _MOST_DRAWN = WINDOW // 4  # of a sample
-_DIGITS = 6  # of a score: two equal vectors are at 1, whatever their rounding
 
 
 class MilvusGallery:
@@ -178,43 +178,15 @@ class MilvusGallery:
 
     def duplicates(self, above: float, *, progress: Advance = lambda *_: None) -> builtins.list[Duplicate]:
         """Find pairs of items that score at least `above`, by their clusters, the largest first."""
-        pairs, last = dict[tuple[str, str], float](), 0
-        while True:
-            page = self.duplicates_page(above, after=last, limit=PAGE, progress=progress)
-            pairs |= {(min(one, other), max(one, other)): score for one, other, score in page.pairs}
-            last = page.last
-            if not last:
-                break
-        keys = sorted({key for pair in pairs for key in pair})
-        labels = {row["key"]: row["label"] for row in self._reader.of_keys(keys, ["key", "label"])}
-        kept = [(*pair, score) for pair, score in pairs.items() if labels.keys() >= {*pair}]
-        return clustered(kept, labels)
+        check_cosine("above", above)
+        return duplicates(self._reader, above, progress)
 
     def duplicates_page(
         self, above: float, *, after: int = 0, limit: int = 100, progress: Advance = lambda *_: None
     ) -> DuplicatesPage:
         """Find likewise the pairs of the first `limit` items, by version, of those above `after`."""
         check_cosine("above", above)
-        items, rows = self.count(), self._reader.next_versions(ALWAYS, after)[: limit + 1]
-        last = rows[limit - 1][0] if len(rows) > limit else 0
-        compared = self._reader.count(f"version <= {last}") if last else items
-        progress("compare", compared, items)
-        found = self.find([key for _, key in rows[:limit]])
-        if not found:
-            return DuplicatesPage([], compared, items, last)
-        vectors = np.stack([item.vector for item in found.values()])
-        near = self._reader.near(vectors, NEAREST + 1, "", ["version"])
-        pairs = dict[tuple[str, str], tuple[str, str, float]]()
-        for item, hits in zip(found.values(), near, strict=True):
-            for hit in hits:
-                score = round(as_cosine(hit["score"]), _DIGITS)
-                if hit["key"] != item.key and score >= above:
-                    older = hit["version"] < item.version and hit["version"] > after
-                    pair = (hit["key"], item.key) if older else (item.key, hit["key"])
-                    pairs[min(pair), max(pair)] = (*pair, score)
-        progress("compare", compared, items)
-        ranked = sorted(pairs.values(), key=lambda pair: (-pair[2], pair[0], pair[1]))
-        return DuplicatesPage(ranked, compared, items, last)
+        return duplicates_page(self._reader, above, after, limit, progress)
 
     def fields(self, limit: int = sys.maxsize) -> builtins.list[FieldCount]:
         """Return the fields of the metadata, and the label's: by name, the `limit` fullest."""
@@ -288,7 +260,7 @@ class MilvusGallery:
 
     def find(self, keys: Sequence[str], *, thumbnails: bool = False) -> dict[str, GalleryItem]:
         """Return the items of those `keys` that are there."""
-        return {row["key"]: item_of(row) for row in self._reader.of_keys(check_keys(keys), ITEM_FIELDS)}
+        return self._reader.items(check_keys(keys))
 
     def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> builtins.list[GalleryItem]:
         """Return the items of `keys`, in that order; NotFound names the first that is not there."""

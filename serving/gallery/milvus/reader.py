@@ -6,11 +6,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.gallery.item import GalleryItem
 from serving.gallery.milvus.expression import among, expression, quoted
+from serving.gallery.milvus.rows import ITEM_FIELDS, item_of
 from serving.gallery.milvus.server import WINDOW, Server
 from serving.gallery.search.filter import Filter
 
-__all__ = ["PAGE", "Reader", "Row", "as_cosine", "parts"]
+__all__ = ["DIGITS", "PAGE", "Reader", "Row", "as_cosine", "parts"]
 
 Row = dict[str, Any]
 """Some of a row's fields, and of what was searched for its `score`."""
@@ -20,7 +22,7 @@ PAGE = 256
 """Rows read at once with their vectors and texts: Milvus refuses to send 100 MB."""
 _SPARE = 16  # rows looked for beyond the k, for ties
 _WIDER = 4  # times as many are looked for where those were not enough
-_DIGITS = 6  # of a score, by which ties are told: sums differ in the last bits between segments
+DIGITS = 6  # of a score, by which ties are told: sums differ in the last bits between segments
 
 
 class Reader:
@@ -39,19 +41,21 @@ class Reader:
         for part in parts(keys, PAGE):
             yield from self._server.rows(self._collection, among(part), fields)
 
+    def items(self, keys: Sequence[str]) -> dict[str, GalleryItem]:
+        """Return the items of those keys that are there."""
+        return {row["key"]: item_of(row) for row in self.of_keys(keys, ITEM_FIELDS)}
+
     def by_key(self, condition: str, fields: Sequence[str], *, after: str, page: int) -> Iterator[Row]:
         """Yield the rows that fulfil a condition and whose keys follow one, by key, `page` read at once."""
-        while True:
-            wanted = f"({condition}) and key > {quoted(after)}"
-            rows = self._server.rows(self._collection, wanted, fields, page)
+        while rows := self._server.first(
+            self._collection, f"({condition}) and key > {quoted(after)}", fields, page
+        ):  # a page is short where a segment ends
             yield from rows
-            if len(rows) < page:
-                return
             after = rows[-1]["key"]
 
     def versions(self, condition: str) -> list[tuple[int, str]]:
         """Return version and key of as many rows that fulfil a condition as can be read at once."""
-        rows = self._server.rows(self._collection, condition, ["key", "version"], WINDOW)
+        rows = self._server.rows(self._collection, condition, ["key", "version"], limit=WINDOW)
         return [(row["version"], row["key"]) for row in rows]
 
     def next_versions(self, condition: str, after: int) -> list[tuple[int, str]]:
@@ -111,7 +115,7 @@ def parts(whole: Sequence[T] | NDArray[Any], size: int) -> Iterator[Any]:
 
 def _ranked(rows: list[Row], least: float, excluded: Set[str], by_label: bool) -> list[Row]:
     kept = [row for row in rows if row["score"] >= least and row["key"] not in excluded]
-    kept.sort(key=lambda row: (-round(row["score"], _DIGITS), row["key"]))
+    kept.sort(key=lambda row: (-round(row["score"], DIGITS), row["key"]))
     if not by_label:
         return kept
     first = dict[tuple[str, str], Row]()

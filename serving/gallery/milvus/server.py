@@ -57,21 +57,43 @@ _CONNECT = 2.0  # seconds to wait for a connection
 _REST = 0.5  # seconds in which a server that was away is not tried again
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
-# Numbers of Milvus' errors: pkg/util/merr of its source.
-_GONE = {100}
-_TAKEN = {1601, 1602}
-_NO_ALIAS = {1600}
-_FULL = {3, 4, 7, 8, 9}
-_NO_ENTRY = {1400, 1401}
-_NOT_LOADED = 101
-_UNREACHED = 2
-_PASSING = {1, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905}
-
 T = TypeVar("T")
 
 
 class Gone(NotFound):
     """The collection is not there, or not any more."""
+
+
+class _Passing(Unavailable):
+    """What may be over in a moment."""
+
+
+class _Away(_Passing):
+    """Nobody answers at the address."""
+
+
+class _Unloaded(_Passing):
+    """The collection is not in memory, as after milvus-lite was started again."""
+
+
+_LOCKED = Unauthenticated, f"does not accept what is in {TOKEN} ({{}}); set it to USER:PASSWORD or an API key"
+_FORBIDDEN = PermissionDenied, f"does not allow this ({{}}); grant it to the user of {TOKEN}"
+_FULL = Overloaded, "has no room for this ({}); try again later"
+_NO_SUCH = Gone, "holds no such collection ({})"
+_TAKEN = AlreadyExists, "has something of that name ({})"
+_AWAY = _Away, "cannot be reached ({}); see that it runs, and try again"
+_NOT_READY = _Passing, "is not ready ({}); try again"
+_OTHERS = Unavailable, "cannot do this ({}); its log may tell more"
+_ERRORS: dict[str | int, tuple[type[CrossbatchError], str]] = {
+    "UNAUTHENTICATED": _LOCKED, "PERMISSION_DENIED": _FORBIDDEN, "RESOURCE_EXHAUSTED": _FULL,
+    "UNAVAILABLE": _AWAY, 2: _AWAY,
+    "DEADLINE_EXCEEDED": (DeadlineExceeded, "did not answer in time ({}); try again"),
+    # Numbers of Milvus' own: pkg/util/merr in its source.
+    100: _NO_SUCH, 101: (_Unloaded, "does not hold the gallery in memory ({}); try again"),
+    1400: _LOCKED, 1401: _FORBIDDEN, 1600: _NO_SUCH, 1601: _TAKEN, 1602: _TAKEN,
+    **dict.fromkeys((3, 4, 7, 8, 9), _FULL),
+    **dict.fromkeys((103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905), _NOT_READY),
+}  # fmt: skip
 
 
 class Collection(NamedTuple):
@@ -170,20 +192,15 @@ class Server:
         (row,) = self.rows(name, condition, ["count(*)"])
         return int(row["count(*)"])
 
-    def rows(
-        self, name: str, condition: str, fields: Sequence[str], limit: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the rows that fulfil a condition: with a `limit` those first by key, in order."""
-        found = self._call(
-            self._client.query,
-            name,
-            filter=condition,
-            output_fields=list(fields),
-            consistency_level=_STRONG,
-            **({} if limit is None else {"limit": limit, "reduce_stop_for_best": True}),
-        )
-        rows = [dict(row) for row in found]
-        return rows if limit is None else sorted(rows, key=lambda row: row["key"])
+    def rows(self, name: str, condition: str, fields: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+        """Return the rows that fulfil a condition; with a `limit` so many of them, any."""
+        options |= {"output_fields": list(fields), "consistency_level": _STRONG}
+        return [dict(row) for row in self._call(self._client.query, name, filter=condition, **options)]
+
+    def first(self, name: str, condition: str, fields: Sequence[str], limit: int) -> list[dict[str, Any]]:
+        """Return the first of those rows by key, in order: `limit` or less, none only where none is left."""
+        rows = self.rows(name, condition, fields, limit=limit, reduce_stop_for_best=True)
+        return sorted(rows, key=lambda row: row["key"])
 
     def nearest(
         self, name: str, vectors: NDArray[np.float32], limit: int, condition: str, fields: Sequence[str]
@@ -246,18 +263,6 @@ class Server:
         return done
 
 
-class _Passing(Unavailable):
-    """What may be over in a moment."""
-
-
-class _Away(_Passing):
-    """Nobody answers at the address."""
-
-
-class _Unloaded(_Passing):
-    """The collection is not in memory, as after milvus-lite was started again."""
-
-
 def _parsed(address: str) -> tuple[str, str]:
     """Return scheme and address of a server, with its port; BadSetting."""
     told = "expected milvus://HOST:PORT, or milvuss://HOST:PORT for TLS"
@@ -279,44 +284,11 @@ def _parsed(address: str) -> tuple[str, str]:
 
 def _translated(error: Exception, address: str) -> CrossbatchError:
     """Return the error of ours that tells what pymilvus raised."""
-    if isinstance(error, CrossbatchError):
-        return error
-    if callable(getattr(error.__cause__, "code", None)):  # gRPC's error tells more than pymilvus' of it
-        error = error.__cause__ or error
+    if isinstance(error.__cause__, Exception) and callable(getattr(error.__cause__, "code", None)):
+        error = error.__cause__  # gRPC's error tells more than what pymilvus makes of it
     code: Any = getattr(error, "code", None)
     code = code() if callable(code) else code  # of gRPC's errors it is a method
-    detail = cause_of(Exception(getattr(error, "message", "") or getattr(error, "details", str)() or error))
-    where = f"the Milvus server at {address}"
-    match getattr(code, "name", ""):
-        case "UNAUTHENTICATED":
-            return _locked(where, detail)
-        case "PERMISSION_DENIED":
-            return PermissionDenied(
-                f"{where} does not allow this ({detail}); grant it to the user of {TOKEN}"
-            )
-        case "DEADLINE_EXCEEDED":
-            return DeadlineExceeded(f"{where} did not answer in time ({detail}); try again")
-        case "UNAVAILABLE":
-            return _Away(f"{where} cannot be reached ({detail}); see that it runs, and try again")
-        case "RESOURCE_EXHAUSTED":
-            return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
-    if code in _GONE or code in _NO_ALIAS:
-        return Gone(f"{where} holds no such collection ({detail})")
-    if code in _TAKEN:
-        return AlreadyExists(f"the name is taken at {where} ({detail})")
-    if code in _NO_ENTRY or "auth check failure" in detail:
-        return _locked(where, detail)
-    if code in _FULL:
-        return Overloaded(f"{where} has no room for this ({detail}); try again later", retry_after=1.0)
-    if code == _NOT_LOADED:
-        return _Unloaded(f"{where} does not hold the gallery in memory ({detail}); try again")
-    if code == _UNREACHED:
-        return _Away(f"{where} cannot be reached ({detail}); see that it runs, and try again")
-    if code in _PASSING or getattr(error, "retriable", False):
-        return _Passing(f"{where} is not ready ({detail}); try again")
-    return Unavailable(f"{where} cannot be used ({detail}); see that it runs, and that its log tells no more")
-
-
-def _locked(where: str, detail: str) -> Unauthenticated:
-    given = "did not accept the credentials in" if os.environ.get(TOKEN) else "wants credentials in"
-    return Unauthenticated(f"{where} {given} {TOKEN} ({detail}); set it to USER:PASSWORD or an API key")
+    told = getattr(error, "message", "") or getattr(error, "details", str)() or error
+    unknown = _NOT_READY if getattr(error, "retriable", False) else _OTHERS
+    kind, sentence = _ERRORS.get(getattr(code, "name", code), unknown)
+    return kind(f"the Milvus server at {address} {sentence.format(cause_of(Exception(told)))}")
