@@ -128,8 +128,8 @@ def test_a_milvus_that_went_is_used_again_when_it_is_back(tmp_path: Path) -> Non
         milvus.terminate()
         milvus.wait()
         began = time.monotonic()
-        told = refusal_of(lambda: get(stubs), "UNAVAILABLE")
-        assert time.monotonic() - began < 5
+        told = {refusal_of(lambda: get(stubs), "UNAVAILABLE") for _ in range(20)}.pop()
+        assert time.monotonic() - began < 6  # not for each of them
         assert told.startswith("the Milvus server at its address ")
         assert str(port) not in told
         assert stubs.health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == 1

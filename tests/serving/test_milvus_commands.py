@@ -1,10 +1,14 @@
 """The commands over a Milvus: indexing again and again, and looking after what is there."""
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.client import Client
 from serving.errors import BadData, NotFound, Unsupported
 from serving.gallery.command import Settings, render, run
 from serving.gallery.item import GalleryItem, ItemChange
@@ -13,6 +17,8 @@ from serving.gallery.place import galleries_at
 from serving.indexing.command import render as told_of
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, index, picture
+from tests.serving.processes import command, launched
+from tests.serving.rpc_fakes import until
 
 
 @pytest.fixture
@@ -101,6 +107,25 @@ def test_a_file_that_is_damaged_leaves_no_half_gallery(
         done(place, "import", "again", file)
     with galleries_at(place) as galleries:
         assert galleries.names() == ["birds"]
+
+
+def test_workers_share_a_milvus(model: Path, data: Path, place: str, birds: str) -> None:
+    index(model, data, birds)
+    with launched(model, place, "--workers", "2") as server, Client(server.address) as client:
+        first, other = server.workers()
+        os.kill(first, signal.SIGKILL)
+        (found,) = client.search("birds", images=[(data / "class1/01.jpg").read_bytes()], k=1)
+        assert found[0].key == "class1/01.jpg"
+        until(lambda: len(server.said("serves", worker=1)) + len(server.said("serves", worker=2)) == 3, 20)
+        assert other in server.workers()
+
+
+def test_a_server_does_not_start_without_its_milvus(model: Path) -> None:
+    words = command(model, "milvus://127.0.0.1:1")
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    told = "crossbatch serve: the Milvus server at milvus://127.0.0.1:1 cannot be reached ("
+    assert ended.stderr.splitlines()[-1].startswith(told)
 
 
 @pytest.mark.parametrize(
