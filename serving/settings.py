@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, model_validator
 
+from serving.gallery.address import Place
 from serving.model.provider import ProviderChoice
 from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
 
@@ -20,8 +21,9 @@ class Settings(BaseModel):
     """ONNX file written by `crossbatch export`, NAME=FILE to serve it by another name, or a folder: every
     *.onnx in it, by the file's name without .onnx. May be given several times; where a call names no model,
     the first one is meant."""
-    galleries: Path
-    """Folder that holds the galleries, each a folder in it; made with the first one."""
+    galleries: Place
+    """Folder that holds the galleries, each a folder in it, made with the first one; or a Milvus, as
+    milvus://HOST:19530."""
     host: str = "127.0.0.1"
     """Address to listen on; off loopback it needs TLS or --insecure. 0.0.0.0 is every address of IPv4, and ::
     those of IPv6 as well."""
@@ -83,6 +85,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
+        if self.search_device != "cpu" and isinstance(self.galleries, str):
+            raise ValueError("--search-device is for galleries in a folder; a Milvus searches where it runs")
         if (self.tls_certificate is None) != (self.tls_key is None):
             given, lacks = ("--tls-key", "--tls-certificate")[:: 1 if self.tls_key else -1]
             raise ValueError(f"{given} was given without {lacks}; give both or neither")

@@ -155,7 +155,7 @@ def test_the_galleries_page_runs(model: Path, catalogue: Path, at_home: Path, ru
     shutil.copy(min(catalogue.rglob("*.jpg")), at_home / "photo.jpg")
     done = run_all("docs/galleries.md", run_here)
     actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
-    actions |= {"duplicates", "export", "import", "map"}
+    actions |= {"duplicates", "export", "import", "copy", "map"}
     assert done == {"index", "embed", "serve", "search", *actions}
 
 

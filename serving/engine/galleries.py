@@ -8,14 +8,14 @@ from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from serving.cores import in_daemon
 from serving.engine.instances import ModelInstances, permit
 from serving.engine.models import ModelRegistry, first_fitting
 from serving.errors import Cancelled, CrossbatchError, Mismatch, ModelMismatch, Overloaded
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery
+from serving.gallery.place import AnyGallery, Galleries
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 
@@ -38,11 +38,13 @@ STEP_SECONDS = 0.25  # between two records of how far a rebuild is
 class GalleryExecutor:
     """Works on a folder of galleries, in the threads that ask for it; what it raises names no path."""
 
-    def __init__(self, directory: GalleryDirectory, models: ModelRegistry) -> None:
+    def __init__(self, directory: Galleries, models: ModelRegistry) -> None:
         """Keep the folder, an absolute path so that it is known in a message, and the models."""
         self.directory = directory
         self._models = models
-        self._path = re.compile(re.escape(str(directory.path)) + r"(/|(?![\w.-]))")
+        place = re.escape(str(directory.path).split("://")[-1])
+        self._called = "the server's folder" if isinstance(directory.path, Path) else "its address"
+        self._path = re.compile(rf"ipv[46]:\S+:\d+|(?:milvuss?://)?{place}(/|(?![\w.-]))")
         self._readers = threading.BoundedSemaphore(READERS)
         self._writers = threading.BoundedSemaphore(WRITERS)
         self._builds = threading.BoundedSemaphore(MOST_BUILDS)
@@ -51,7 +53,7 @@ class GalleryExecutor:
     def using(
         self,
         name: str,
-        work: Callable[[Gallery, ModelInstances], T],
+        work: Callable[[AnyGallery, ModelInstances], T],
         call: Call,
         *,
         model: str | ModelInstances = "",
@@ -63,7 +65,7 @@ class GalleryExecutor:
         It is this very model that must fit, or the one of that name, or any that is served.
         """
 
-        def fitted(gallery: Gallery) -> T:
+        def fitted(gallery: AnyGallery) -> T:
             if isinstance(model, str):
                 return work(gallery, self._models.fitting(gallery, model))
             gallery.check_model(model.spec)
@@ -145,7 +147,7 @@ class GalleryExecutor:
     def check_kept(self, before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> None:
         """Raise Mismatch if a gallery that one of the models fits before is left without one after."""
 
-        def lost_model(gallery: Gallery) -> str:
+        def lost_model(gallery: AnyGallery) -> str:
             try:
                 first_fitting(gallery, after)
             except ModelMismatch:
@@ -165,10 +167,10 @@ class GalleryExecutor:
 
     def report(self) -> None:
         """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
-        folder, count = self.directory.path, len(self.directory.names())
-        if not folder.is_dir():
-            logger.warning("there is no folder %s; it is made with the first gallery", folder)
-        logger.info("galleries in %s: %d", folder, count, extra={"galleries": count})
+        place, count = self.directory.path, len(self.directory.names())
+        if isinstance(place, Path) and not place.is_dir():
+            logger.warning("there is no folder %s; it is made with the first gallery", place)
+        logger.info("galleries in %s: %d", place, count, extra={"galleries": count})
         self._each(self._models.fitting, told=True)
 
     @contextmanager
@@ -177,14 +179,14 @@ class GalleryExecutor:
         try:
             yield
         except CrossbatchError as error:
-            error.args = (self._path.sub(lambda at: "" if at[1] else "the server's folder", str(error)),)
+            error.args = (self._path.sub(lambda at: "" if at[1] else self._called, str(error)),)
             raise
 
-    def _named(self, name: str, work: Callable[[Gallery], T]) -> T:
+    def _named(self, name: str, work: Callable[[AnyGallery], T]) -> T:
         with self.naming_no_path():
             return self.directory.using(name, work)
 
-    def _each(self, work: Callable[[Gallery], T], *, told: bool = False) -> dict[str, T]:
+    def _each(self, work: Callable[[AnyGallery], T], *, told: bool = False) -> dict[str, T]:
         """Do some work with each gallery that can be used; one that cannot must not harm the others."""
         found = {}
         for name in self.directory.names():

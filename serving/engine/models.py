@@ -12,7 +12,7 @@ from typing import TypeAlias
 from serving.engine.instances import InstanceLimits, ModelInstances
 from serving.engine.repository import ModelRepository, served_name
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
-from serving.gallery.gallery import Gallery
+from serving.gallery.place import AnyGallery
 from serving.model.encoder import Encoder
 
 __all__ = ["Agree", "Change", "ModelRegistry", "first_fitting"]
@@ -112,7 +112,7 @@ class ModelRegistry:
         """
         return self._get(name).instances
 
-    def fitting(self, gallery: Gallery, name: str = "") -> ModelInstances:
+    def fitting(self, gallery: AnyGallery, name: str = "") -> ModelInstances:
         """Return the first model that fits a gallery, of those that go by a name if one is given.
 
         A model goes by its own name, too, and for a gallery by the one that this tells. See `first_fitting`.
@@ -121,7 +121,7 @@ class ModelRegistry:
         return first_fitting(gallery, [served.instances for served in named])
 
     @contextmanager
-    def holding(self, name: str = "", gallery: Gallery | None = None) -> Iterator[ModelInstances]:
+    def holding(self, name: str = "", gallery: AnyGallery | None = None) -> Iterator[ModelInstances]:
         """Use a model, that which fits a gallery if one is given, while the block runs.
 
         Should it be replaced meanwhile, it goes when the block ends.
@@ -217,7 +217,7 @@ class ModelRegistry:
             raise Draining("The server is stopping and loads nothing any more; try another one.")
 
 
-def first_fitting(gallery: Gallery, models: Sequence[ModelInstances]) -> ModelInstances:
+def first_fitting(gallery: AnyGallery, models: Sequence[ModelInstances]) -> ModelInstances:
     """Return the first model that fits a gallery; if none does, raise the first one's ModelMismatch."""
     mismatch: ModelMismatch | None = None
     for instances in models:

@@ -10,12 +10,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.errors import BadSetting, CrossbatchError, NotFound
+from serving.errors import BadSetting, CrossbatchError, NotFound, Unsupported
+from serving.gallery.address import Place, placed
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
+from serving.gallery.place import Galleries, galleries_at
+from serving.gallery.report import render
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
 from serving.gallery.verify import verify
@@ -23,14 +26,18 @@ from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
-_MOST_FIELDS = 40
-_MOST_PAIRS = 20
-_SIDES = (("key", "label"), ("other", "other_label"))
 _OF_ONE = {
     "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
-    "thumbnails": "export", "model": "import", "method": "map",
+    "thumbnails": "export", "sync": "copy", "model": "import", "method": "map",
 }  # fmt: skip
 """Flags that are for one action alone."""
+_IN_FOLDERS = {
+    "verify": "Milvus looks after its own files",
+    "snapshot": "back Milvus up by its own tools, or copy the gallery into a folder",
+    "restore": "restore it into a folder, and copy it from there",
+    "map": "copy the gallery into a folder, make the map there, and copy it back",
+}
+"""Actions that Milvus has none of, and what to do there."""
 
 
 class Settings(BaseModel):
@@ -40,22 +47,23 @@ class Settings(BaseModel):
 
     action: Literal[
         "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
-        "drop", "export", "import", "map",
+        "drop", "export", "import", "copy", "map",
     ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
     NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
     write it to one file; restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER
     the name NAME at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it;
     export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
-    file into it, or into a new gallery; map NAME: give each item a place near those that are like it, as
-    map_x and map_y of its metadata"""
+    file into it, or into a new gallery; copy NAME OTHER: let OTHER, made if it is not there, hold what NAME
+    does, each by its name, its path or as milvus://HOST:19530/NAME; map NAME: give each item a place near
+    those that are like it, as map_x and map_y of its metadata"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
     """for snapshot and export the file to write, for import the one to read, for restore the name, for switch
-    the other gallery"""
-    galleries: Path = Path("galleries")
-    """the folder that holds the galleries"""
+    and copy the other gallery"""
+    galleries: Place = Path("galleries")
+    """the folder that holds the galleries, or a Milvus as milvus://HOST:19530"""
     index: str | None = None
     """rebuild with this type of index from now on: auto, exact, or a FAISS factory string (HNSW16,SQ8)"""
     recall: float | None = Field(None, gt=0, le=1)
@@ -68,6 +76,8 @@ class Settings(BaseModel):
     """drop without being asked"""
     thumbnails: bool = False
     """export the thumbnails, too"""
+    sync: bool = False
+    """delete what OTHER has and NAME, which is copied to it, has not"""
     method: MapMethod = "pca"
     """how a map is made: pca in seconds; umap, by umap-learn, slower and with clearer groups"""
     model: Path | None = None
@@ -81,12 +91,19 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
-    if not settings.galleries.is_dir() and settings.action not in ("restore", "import"):
-        raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
-    # A command looks and goes: it leaves background work to the server.
-    with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
-        work, *_ = _ACTIONS[settings.action]
+    place, (work, *_) = settings.galleries, _ACTIONS[settings.action]
+    if isinstance(place, str) and (instead := _IN_FOLDERS.get(settings.action)):
+        raise Unsupported(f"{settings.action} is for galleries in a folder; {instead}")
+    made_here = settings.action in ("restore", "import", "copy")
+    if isinstance(place, Path) and not (made_here or place.is_dir()):
+        raise NotFound(f"there is no folder {place}; give that of galleries by --galleries")
+    with _at(place) as directory:
         return {"action": settings.action, **work(directory, settings, *words)}
+
+
+def _at(place: Path | str) -> Galleries:
+    """Open a place of galleries; a command looks and goes, and leaves background work to the server."""
+    return galleries_at(place, policy=RebuildPolicy(automatic=False))
 
 
 def complaint(result: Mapping[str, Any]) -> str | None:
@@ -112,7 +129,7 @@ def _check_words(settings: Settings, words: list[str]) -> None:
             raise BadSetting(f"--{flag} is for {action} alone; leave it out: {usage}")
 
 
-def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
+def _list(directory: Galleries, _: Settings) -> dict[str, Any]:
     entries = []
     for name in directory.names():
         with suppress(NotFound):  # dropped since the names were read
@@ -120,7 +137,7 @@ def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
     return {"galleries": entries}
 
 
-def _info(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+def _info(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
     more = {"fields": kinds_by_field(gallery.fields()), "thumbnail_side": gallery.meta.thumbnail_side}
     return {"galleries": [{**dataclasses.asdict(gallery.info()), **more}]}
@@ -132,7 +149,7 @@ def _verify(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, An
     return {"name": name, **dataclasses.asdict(found)}
 
 
-def _duplicates(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _duplicates(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     out, gallery = settings.out, directory.get(name)
     with stages("item") as advance:
         pairs = gallery.duplicates(settings.above, progress=advance)
@@ -157,7 +174,7 @@ def _duplicates(directory: GalleryDirectory, settings: Settings, name: str) -> d
     }
 
 
-def _rebuild(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _rebuild(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
     with stages("item") as advance:
         gallery.rebuild(settings.index, settings.recall, progress=advance)
@@ -178,17 +195,17 @@ def _restore(directory: GalleryDirectory, _: Settings, file: str, name: str) -> 
     return {"name": name, "file": str(Path(file)), "items": items}
 
 
-def _switch(directory: GalleryDirectory, _: Settings, name: str, other: str) -> dict[str, Any]:
+def _switch(directory: Galleries, _: Settings, name: str, other: str) -> dict[str, Any]:
     previous = check_name(name) in directory.names()
     directory.switch(name, other)
     return {"name": name, "other": other, "previous": other if previous else None}
 
 
-def _rollback(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+def _rollback(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:
     return {"name": name, "other": directory.rollback(name)}
 
 
-def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+def _drop(directory: Galleries, settings: Settings, name: str) -> dict[str, Any]:
     if not settings.yes:
         items = _entry(directory, name).get("items")
         count = "an unknown number of" if items is None else f"{items:,}"
@@ -202,7 +219,7 @@ def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[st
     return {"name": name, "dropped": True}
 
 
-def _export(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+def _export(directory: Galleries, settings: Settings, name: str, file: str) -> dict[str, Any]:
     from serving.gallery.vectors import export_items  # here, as few need what it needs
 
     path = Path(file)
@@ -211,7 +228,7 @@ def _export(directory: GalleryDirectory, settings: Settings, name: str, file: st
     return {"name": name, "file": str(path), "items": items, "bytes": path.stat().st_size}
 
 
-def _import(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+def _import(directory: Galleries, settings: Settings, name: str, file: str) -> dict[str, Any]:
     from serving.gallery.vectors import Maker, import_items
     from serving.model.spec import read_spec
 
@@ -222,6 +239,15 @@ def _import(directory: GalleryDirectory, settings: Settings, name: str, file: st
         rows = import_items(directory, name, Path(file), model=model, advance=advance)
     items = directory.get(name).info().items
     return {"name": name, "file": str(Path(file)), "rows": rows, "items": items}
+
+
+def _copy(_: Galleries, settings: Settings, name: str, other: str) -> dict[str, Any]:
+    from serving.gallery.copying import copy_gallery  # as above
+
+    (at, first), (to, second) = (placed(word, settings.galleries) for word in (name, other))
+    with _at(at) as here, _at(to) as there, stages("item") as advance:
+        report = copy_gallery(here.get(first), there, second, sync=settings.sync, advance=advance)
+    return {"name": name, "other": other, **dataclasses.asdict(report)}
 
 
 def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
@@ -246,130 +272,15 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "drop": (_drop, "NAME"),
     "export": (_export, "NAME", "FILE"),
     "import": (_import, "NAME", "FILE"),
+    "copy": (_copy, "NAME", "OTHER"),
     "map": (_map, "NAME"),
 }
 
 
-def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
+def _entry(directory: Galleries, name: str) -> dict[str, Any]:
     try:
         return dataclasses.asdict(directory.get(name).info())
     except NotFound:
         raise
     except CrossbatchError as error:  # it hides no other gallery
         return {"name": name, "error": str(error)}
-
-
-def render(result: Mapping[str, Any]) -> str:
-    """Return what a person reads of a result of `run` on a terminal."""
-    name, other, file = (result.get(key) for key in ("name", "other", "file"))
-    match result["action"]:
-        case "list":
-            return "\n".join(map(_line, result["galleries"])) or "no gallery"
-        case "info":
-            return _sheet(result["galleries"][0])
-        case "verify":
-            return _verification(result)
-        case "duplicates":
-            return _alike(result)
-        case "rebuild":
-            (entry,) = result["galleries"]
-            return f"the index of the gallery {entry['name']} is new\n{_sheet(entry)}"
-        case "snapshot" | "export":
-            size = f"{result['bytes'] / 1e6:,.1f} MB"
-            return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
-        case "restore":
-            return f"made the gallery {name} with {result['items']:,} items of {file}"
-        case "import":
-            return f"put {result['rows']:,} items of {file} into the gallery {name}, now {result['items']:,}"
-        case "map":
-            left = f", {result['left_out']:,} left out" if result["left_out"] else ""
-            told = f"{result['items']:,} items by {result['method']}, {result['moved']:,} moved{left}"
-            return f"the map of the gallery {name} has {told}"
-        case "switch" if result["previous"] is None:
-            return f"the gallery {other} is now {name}"
-        case "switch":
-            return (
-                f"the gallery {other} is now {name}, and the one before is {other}; "
-                f"to undo it: crossbatch gallery rollback {name}"
-            )
-        case "rollback":
-            return f"the gallery {name} is again the one before; the other is now {other}"
-    return f"{'dropped' if result['dropped'] else 'kept'} the gallery {name}"
-
-
-def _verification(result: Mapping[str, Any]) -> str:
-    problems = result["problems"]
-    first = (
-        f"verified the gallery {result['name']}: {result['items']:,} items ({result['indexed']:,} in the "
-        f"index, {result['fresh']:,} newer, {result['removals']:,} removals), "
-        f"{result['thumbnails']:,} thumbnails"
-    )
-    if not problems:
-        return f"{first}; no problem"
-    return "\n".join([first, *(f"  {problem}" for problem in problems), _counted(len(problems), "problem")])
-
-
-def _alike(result: Mapping[str, Any]) -> str:
-    """Return the first pairs of duplicates, a line each."""
-    pairs, of = result["pairs"], f"the {result['items']:,} items of the gallery {result['name']}"
-    if not pairs:
-        return f"no two of {of} score {result['above']:g} or more"
-    lines = [
-        f"{_counted(len(pairs), 'pair')} of {of} score {result['above']:g} or more; "
-        f"they make {_counted(len(result['clusters']), 'cluster')}"
-    ]
-    for pair in pairs[:_MOST_PAIRS]:
-        both = (f"{pair[k]} ({pair[v]})" if pair[v] else pair[k] for k, v in _SIDES)
-        lines.append(f"  cluster {pair['cluster']}  {pair['score']:.4f}  {'  '.join(both)}")
-    if len(pairs) > _MOST_PAIRS:
-        lines.append(f"  and {_counted(len(pairs) - _MOST_PAIRS, 'pair')} more (--out and --json list all)")
-    return "\n".join([*lines, *([f"wrote {result['file']}"] if result["file"] else [])])
-
-
-def _counted(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _line(entry: Mapping[str, Any]) -> str:
-    if "error" in entry:
-        return f"{entry['name']}: {entry['error']}"
-    return (
-        f"{entry['name']}: {entry['items']:,} items of dimension {entry['dimension']}, "
-        f"model {entry['model_name']} ({entry['fingerprint'][:12]}); {entry['index_type']} index over "
-        f"{entry['index_items']:,}, {entry['fresh']:,} newer, {entry['deleted']:,} deleted; "
-        f"{(entry['index_bytes'] + entry['store_bytes']) / 1e6:,.1f} MB; created {entry['created']}"
-    )
-
-
-def _sheet(entry: Mapping[str, Any]) -> str:
-    """Return all that is known of one gallery, a line each."""
-    trials = (f"{it['type']} {it['recall']:.4f} at {it['latency_ms']:.3f} ms" for it in entry["trials"])
-    lines = {
-        "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
-        f"index, {entry['deleted']:,} deleted and still in memory",
-        "fields": _fields(entry.get("fields", {})),
-        "model": f"{entry['model_name']}, fingerprint {entry['fingerprint']}",
-        "index": f"{entry['index_type']} over {entry['index_items']:,} items "
-        f"(wanted: {entry['wanted_index']})",
-        "thumbnails": f"of {side} pixels" if (side := entry.get("thumbnail_side")) else "",
-        "recall@10": f"{entry['recall']:.4f} (wanted: {entry['wanted_recall']:g})",
-        "latency": f"{entry['latency_ms']:.3f} ms a query on one thread" if entry["latency_ms"] else "",
-        "parameters": ", ".join(f"{name} {value:g}" for name, value in entry["parameters"].items()),
-        "tried": "; ".join(trials),
-        "note": entry["note"],
-        "size": f"{entry['store_bytes'] / 1e6:,.1f} MB of items, "
-        f"{entry['index_bytes'] / 1e6:,.1f} MB of index",
-        "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
-        "published": f"{entry['generation']:,} times, format {entry['format_version']}",
-        "created": entry["created"],
-        "folder": entry["path"],
-    }
-    width = max(map(len, lines))
-    return "\n".join([entry["name"], *(f"  {name:<{width}}  {text}" for name, text in lines.items() if text)])
-
-
-def _fields(fields: Mapping[str, Any]) -> str:
-    """Name the fields of the metadata and what each holds, as many as one reads."""
-    named = [f"{name} ({' or '.join(kinds) or 'object'})" for name, kinds in fields.items()]
-    more = f" and {len(named) - _MOST_FIELDS} more" if len(named) > _MOST_FIELDS else ""
-    return ", ".join(named[:_MOST_FIELDS]) + more

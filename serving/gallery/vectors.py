@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +31,14 @@ from serving.gallery.folder import made_aside
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
 from serving.gallery.item import MAX_EXACT, MAX_KEY_BYTES, GalleryItem
-from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.place import AnyGallery, Galleries
+from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE, MadeFor
 from serving.gallery.store.store import create_store
 from serving.parquet import parquet_written
 
-__all__ = ["Maker", "export_items", "import_items", "vectors_written"]
+__all__ = [
+    "Maker", "export_items", "import_items", "made_for", "maker_of", "pages", "unfinished", "vectors_written",
+]  # fmt: skip
 
 _NOTE = "crossbatch"
 _COLUMNS = ("key", "label", "uri", "metadata", "thumbnail", "vector")
@@ -84,29 +88,55 @@ def vectors_written(path: Path, maker: Maker) -> Iterator[Callable[[Iterable[Gal
 
 
 def export_items(
-    gallery: Gallery, path: Path, *, thumbnails: bool = False, advance: Advance = lambda *_: None
+    gallery: AnyGallery, path: Path, *, thumbnails: bool = False, advance: Advance = lambda *_: None
 ) -> int:
     """Write all items to a new vector file, in the order of their keys; returns how many.
 
     An item that is written meanwhile is in it once, old or new.
     """
-    meta, count, after = gallery.meta, 0, ""
-    side = meta.thumbnail_side if thumbnails else 0
-    maker = Maker(
-        name=meta.model_name, fingerprint=meta.fingerprint, dimension=meta.dimension, thumbnail_side=side
-    )
-    total = gallery.info().items
+    maker, count, total = maker_of(gallery, thumbnails=thumbnails), 0, gallery.info().items
     with vectors_written(path, maker) as put:
-        while items := gallery.list(after=after, limit=_AT_ONCE):
-            after, count = items[-1].key, count + len(items)
-            found = gallery.find([item.key for item in items], thumbnails=True) if side else {}
-            put(found.get(item.key, item) for item in items)
+        for items in pages(gallery, thumbnails=maker.thumbnail_side > 0):
+            put(items)
+            count += len(items)
             advance("export", count, max(count, total))
     return count
 
 
+def maker_of(gallery: AnyGallery, *, thumbnails: bool) -> Maker:
+    """Return the model that a gallery is made for, with the side of its thumbnails where they are wanted."""
+    meta = gallery.meta
+    side = meta.thumbnail_side if thumbnails else 0
+    return Maker(
+        name=meta.model_name, fingerprint=meta.fingerprint, dimension=meta.dimension, thumbnail_side=side
+    )
+
+
+def made_for(maker: Maker, *, thumbnails: bool = True) -> MadeFor:
+    """Return what a gallery is made for that is to hold vectors of a model."""
+    return {
+        "model_name": maker.name,
+        "fingerprint": maker.fingerprint,
+        "dimension": maker.dimension,
+        "thumbnail_side": maker.thumbnail_side if thumbnails else 0,
+    }
+
+
+def unfinished(name: str) -> str:
+    """Return the name that a new gallery has while it is filled, where it cannot be filled out of sight."""
+    return f"{check_name(name)[:53].rstrip('.')}.unfinished"
+
+
+def pages(gallery: AnyGallery, *, thumbnails: bool = False) -> Iterator[list[GalleryItem]]:
+    """Yield all items by key, some at a time, each of the state that is there then."""
+    after = ""
+    while items := [*islice(gallery.by_key(after=after, thumbnails=thumbnails), _AT_ONCE)]:
+        after = items[-1].key
+        yield items
+
+
 def import_items(
-    directory: GalleryDirectory,
+    directory: Galleries,
     name: str,
     path: Path,
     *,
@@ -128,19 +158,22 @@ def import_items(
         maker = _maker_of(file.schema_arrow, path, model)
         if name in directory.names():
             return _fill(directory.get(name), file, path, maker, advance)
-        with made_aside(directory.path / check_name(name)) as aside:
-            create_store(
-                aside / FILE_NAME,
-                model_name=maker.name,
-                fingerprint=maker.fingerprint,
-                dimension=maker.dimension,
-                thumbnail_side=maker.thumbnail_side,
-            )
-            with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
-                return _fill(gallery, file, path, maker, advance)
+        if isinstance(directory, GalleryDirectory):
+            with made_aside(directory.path / check_name(name)) as aside:
+                create_store(aside / FILE_NAME, **made_for(maker))
+                with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
+                    return _fill(gallery, file, path, maker, advance)
+        growing = directory.create(unfinished(name), **made_for(maker, thumbnails=False))
+        try:
+            rows = _fill(growing, file, path, maker, advance)
+        except BaseException:
+            directory.drop(unfinished(name))
+            raise
+        directory.switch(name, unfinished(name))
+        return rows
 
 
-def _fill(gallery: Gallery, file: Any, path: Path, maker: Maker, advance: Advance) -> int:
+def _fill(gallery: AnyGallery, file: Any, path: Path, maker: Maker, advance: Advance) -> int:
     gallery.check_model(maker)
     count = 0
     for items in _items(file, path, thumbnails=gallery.meta.thumbnail_side > 0):

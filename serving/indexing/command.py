@@ -14,11 +14,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, Split, read, select, select_missing, tell_unread
-from serving.errors import BadData, BadSetting, cause_of
-from serving.gallery.directory import GalleryDirectory, check_name
+from serving.errors import BadData, BadSetting, Unsupported, cause_of
+from serving.gallery.address import Place, placed
+from serving.gallery.directory import check_name
 from serving.gallery.disk import disk_error, written_aside
-from serving.gallery.gallery import RebuildPolicy
+from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.map import make_map
+from serving.gallery.place import galleries_at
 from serving.gallery.search.counts import kinds_by_field
 from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.target import Target
@@ -67,15 +69,16 @@ class Settings(Reading):
     """Settings of `crossbatch index`."""
 
     gallery: str = Field(json_schema_extra={"positional": True})
-    """the gallery to fill, made if it is not there: its name in --galleries, or a path"""
-    galleries: Path = Path("galleries")
-    """the folder that holds the gallery, where that is given by its name"""
+    """the gallery to fill, made if it is not there: its name in --galleries, a path, or
+    milvus://HOST:19530/NAME"""
+    galleries: Place = Path("galleries")
+    """the folder that holds the gallery, or a Milvus as milvus://HOST:19530, where it is given by its name"""
     split: Split = "all"
     """which images: all, or one side of the split that the model trained with"""
     sync: bool = False
     """embed changed images anew, and delete items of this data set whose image is gone"""
     report: Path | None = None
-    """CSV file of what cannot be stored; by default skipped.csv in the gallery"""
+    """CSV file of what cannot be stored; by default skipped.csv in the gallery, and none for a Milvus"""
     thumbnails: bool = False
     """keep a small JPEG picture with each item; decided when a gallery is made"""
     index: str | None = None
@@ -101,7 +104,9 @@ def run(settings: Settings) -> dict[str, Any]:
         file that lists the skipped, None where there are none), `items` now in the gallery, `seconds`,
         `images_per_second`.
     """
-    folder, name = _place(settings)
+    place, name = _place(settings)
+    if isinstance(place, str) and settings.map != "none":
+        raise Unsupported("--map is for galleries in a folder; leave it out for a Milvus")
     if settings.report is not None:
         _check_report(settings.report)
     catalog = settings.catalog()
@@ -110,7 +115,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = select(catalog, split, rule)
     began = time.monotonic()
     # The index is made once, at the end; rebuilding it on the way would only take time from the encoder.
-    with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
+    with galleries_at(place, policy=RebuildPolicy(automatic=False)) as directory:
         kind: dict[str, Any] = settings.model_dump(include={"thumbnails", "index", "recall"})
         target = Target(directory, name, encoder.spec, **kind)
         before = kinds_by_field(target.gallery.fields()) if target.gallery else {}
@@ -118,8 +123,8 @@ def run(settings: Settings) -> dict[str, Any]:
         report = index_rows(encoder, catalog, rows, target, **more)
         missing = select_missing(catalog, split, rule)
         absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
-        file = settings.report or folder / name / FILE_NAME
-        if file.parent.is_dir():
+        file = settings.report or (place / name / FILE_NAME if isinstance(place, Path) else None)
+        if file is not None and file.parent.is_dir():
             _write_report(file, report.skipped + absent)
         if len(report.skipped) == len(rows):
             raise BadData(
@@ -128,7 +133,7 @@ def run(settings: Settings) -> dict[str, Any]:
             )
         gallery = target.made()
         turned = _turned(before, kinds_by_field(gallery.fields()))
-        if settings.map != "none":
+        if settings.map != "none" and isinstance(gallery, Gallery):
             with stages("item") as advance:
                 make_map(gallery, settings.map, progress=advance)
         info = gallery.info()
@@ -143,7 +148,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 pairs = gallery.duplicates(settings.fail_above, progress=advance)
     seconds = time.monotonic() - began
     return {
-        "gallery": str(folder / name),
+        "gallery": f"{place}/{name}",
         "model": encoder.spec.name,
         "provider": encoder.provider,
         "root": str(catalog.root),
@@ -158,7 +163,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "left_out": dict(catalog.left_out),
         "notes": [*catalog.notes, *catalog.texts, *turned],
         "empty": list(catalog.empty),
-        "report": str(file) if report.skipped or absent else None,
+        "report": str(file) if file and (report.skipped or absent) else None,
         "items": info.items,
         "duplicates": [asdict(pair) for pair in pairs],
         "seconds": round(seconds, 3),
@@ -189,7 +194,8 @@ def render(result: dict[str, Any]) -> str:
     lines += [*tell_unread(result["passed_over"], result["left_out"]), *result["notes"]]
     skipped = [f"{each['path']}: {each['reason']}" for each in result["skipped"]]
     lines += some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
-    lines += some(f"skipped, by {result['report']}", skipped, "--json lists all, too")
+    by = f", by {result['report']}" if result["report"] else ""
+    lines += some(f"skipped{by}", skipped, "--json lists all, too")
     lines += some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)
 
@@ -226,14 +232,12 @@ def some(title: str, entries: list[str], where_all: str) -> list[str]:
     return [*lines, f"  and {more} more ({where_all})"] if more > 0 else lines
 
 
-def _place(settings: Settings) -> tuple[Path, str]:
-    """Return the folder of galleries and the name of the one to fill."""
-    name, folder = settings.gallery, settings.galleries
-    if "/" in name:
-        if "galleries" in settings.model_fields_set:
-            raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
-        folder, name = Path(name).parent, Path(name).name
-    return folder, check_name(name)
+def _place(settings: Settings) -> tuple[Path | str, str]:
+    """Return the place of galleries and the name of the one to fill."""
+    if "/" in settings.gallery and "galleries" in settings.model_fields_set:
+        raise BadSetting(f"with --galleries, give the gallery's name alone; {settings.gallery} is a path")
+    place, name = placed(settings.gallery, settings.galleries)
+    return place, check_name(name)
 
 
 def _check_report(path: Path) -> None:

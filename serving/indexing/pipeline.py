@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
 from serving.errors import BadImage, InvalidArgument, cause_of
-from serving.gallery.gallery import Gallery
 from serving.gallery.item import (
     MAX_THUMBNAIL_BYTES,
     GalleryItem,
@@ -33,6 +32,7 @@ from serving.gallery.item import (
     given_by_source,
 )
 from serving.gallery.merge import same_given
+from serving.gallery.place import AnyGallery
 from serving.indexing.target import ItemWrite, Storing, Target, delete_items, stored_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -149,7 +149,7 @@ def _reason(error: Exception) -> str:
     return f"the file cannot be read: {cause_of(error)}" if isinstance(error, OSError) else str(error)
 
 
-def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
+def _looked_up(rows: Sequence[Row], gallery: AnyGallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
     """Yield each row with the item that is stored of a file under its key."""
     for start in range(0, len(rows), _LOOKED_UP):
         some = rows[start : start + _LOOKED_UP]
@@ -256,7 +256,7 @@ def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
     return source if moved else "unchanged"
 
 
-def _tidy(gallery: Gallery, there: set[str], origins: Sequence[str], *, sync: bool) -> Counter[str]:
+def _tidy(gallery: AnyGallery, there: set[str], origins: Sequence[str], *, sync: bool) -> Counter[str]:
     """Count, and delete with `sync`, the items of these origins that have no image any more."""
     counts = Counter[str]()
     for origin in origins:

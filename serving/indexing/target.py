@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.choice import check_type
 from serving.gallery.item import GalleryItem, Source, check_fields
 from serving.gallery.merge import merge
+from serving.gallery.place import AnyGallery, Galleries
 from serving.model.spec import ModelSpec
 
 __all__ = ["ItemWrite", "Storing", "Target", "delete_items", "stored_of"]
@@ -23,13 +23,13 @@ _MOST = 1024  # changes that wait while a slow disk takes those before
 
 @dataclass
 class Target:
-    """One name in a folder of galleries, and the model whose embeddings go there.
+    """One name in a place of galleries, and the model whose embeddings go there.
 
     A gallery that is there is opened, and must be of that model; a new one gets `index`, `recall` and, if
     wanted, thumbnails.
     """
 
-    directory: GalleryDirectory
+    directory: Galleries
     name: str
     model: ModelSpec
     thumbnails: bool = False
@@ -48,7 +48,7 @@ class Target:
             return self.gallery.meta.thumbnail_side
         return _THUMBNAIL_SIDE if self.thumbnails else 0
 
-    def made(self) -> Gallery:
+    def made(self) -> AnyGallery:
         """Return the gallery, made where it is not there; another run may have made it meanwhile."""
         if self.gallery is None:
             wanted: dict[str, Any] = {"index": self.index, "recall": self.recall}
@@ -67,7 +67,7 @@ class Target:
                     raise
         return self.gallery
 
-    def _existing(self) -> Gallery | None:
+    def _existing(self) -> AnyGallery | None:
         try:
             gallery = self.directory.get(self.name)
         except NotFound:
@@ -81,20 +81,32 @@ class Target:
         return gallery
 
 
-def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, GalleryItem]:
+def stored_of(gallery: AnyGallery, keys: Sequence[str]) -> dict[str, GalleryItem]:
     """Return the items of those keys that were made of files; others are found when their key is taken."""
     return {key: item for key, item in gallery.find(keys).items() if item.source}
 
 
-def delete_items(gallery: Gallery, keys: Sequence[str], origins: Sequence[str]) -> int:
+def delete_items(gallery: AnyGallery, keys: Sequence[str], origins: Sequence[str]) -> int:
     """Delete items of those origins, unless somebody has just put in others; returns how many went."""
     while True:
         stored = stored_of(gallery, keys).items()
         versions = {key: it.version for key, it in stored if it.source and it.source.origin in origins}
         try:
-            return gallery.delete(list(versions), expected=versions)
+            return gallery.delete(list(versions), expected=_demand(gallery, versions))
         except Conflict:  # look again at whose they are now
             continue
+
+
+def _demand(gallery: AnyGallery, expected: Mapping[str, int]) -> Mapping[str, int] | None:
+    """Return what a write is to expect; as Milvus knows no conditions, they are looked at here before it."""
+    if isinstance(gallery, Gallery):
+        return expected
+    stored = gallery.find(list(expected))
+    for key, version in expected.items():
+        found = stored[key].version if key in stored else 0
+        if found != version:
+            raise Conflict(f"the item {key!r} was written meanwhile", key=key, expected=version, found=found)
+    return None
 
 
 class ItemWrite(NamedTuple):
@@ -162,14 +174,13 @@ class Storing:
             self._running = self._pool.submit(self._store, gallery, self._writes, self._sources)
             self._writes, self._sources = [], {}
 
-    def _store(self, gallery: Gallery, writes: list[ItemWrite], sources: Mapping[str, Source]) -> None:
+    def _store(self, gallery: AnyGallery, writes: list[ItemWrite], sources: Mapping[str, Source]) -> None:
         if sources:
             gallery.touch(sources)
         while writes:
             try:
-                gallery.upsert(
-                    [write.item for write in writes], expected={it.key: it.version for it, *_ in writes}
-                )
+                expected = _demand(gallery, {it.key: it.version for it, *_ in writes})
+                gallery.upsert([write.item for write in writes], expected=expected)
             except Conflict:
                 writes = [again for write in writes if (again := self._again(gallery, write))]
             else:
@@ -177,7 +188,7 @@ class Storing:
                 self.conflicts += [f"{write.item.key}: {it}" for write in writes for it in write.conflicts]
                 return
 
-    def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
+    def _again(self, gallery: AnyGallery, write: ItemWrite) -> ItemWrite | None:
         """Return what to write of an item after a conflict, if anything."""
         stored = gallery.find([write.item.key]).get(write.item.key)
         version = stored.version if stored else 0

@@ -21,8 +21,8 @@ from serving.rpc.admission import LIMITS, Admission
 
 if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settings does not need
     from serving.engine.models import ModelRegistry
-    from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.gallery import Gallery, GalleryStatus
+    from serving.gallery.gallery import GalleryStatus
+    from serving.gallery.place import AnyGallery, Galleries
 
 __all__ = ["Metrics", "served_metrics"]
 
@@ -152,7 +152,7 @@ class Metrics:
         self._of("images_embedded", model).inc(size)
 
     def keep_fresh(
-        self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory"
+        self, admission: Admission, models: "ModelRegistry", galleries: "Galleries"
     ) -> Callable[[], None]:
         """Set the gauges once a second, in a thread of its own, to how these stand; return what ends that."""
         stopped = threading.Event()
@@ -168,7 +168,7 @@ class Metrics:
         threading.Thread(target=work, name="metrics", daemon=True).start()
         return stopped.set
 
-    def _refresh(self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory") -> None:
+    def _refresh(self, admission: Admission, models: "ModelRegistry", galleries: "Galleries") -> None:
         worker = self._worker
         now: Told = {
             ("inputs_in_flight", worker): admission.inputs,
@@ -187,6 +187,8 @@ class Metrics:
             now["queue_images", worker, model.name] = model.waiting
             facts = (spec.fingerprint, spec.precision, str(spec.dimension), model.encoder.provider)
             now["model_info", model.name, *facts] = 1
+        for each, value in now.items():  # before galleries are asked, which a Milvus that is down makes wait
+            self._of(*each).set(value)
         for name in galleries.open_names():
             now |= _of_gallery(name, models, galleries)
         for each in self._told | now:
@@ -198,10 +200,10 @@ class Metrics:
         self._counted = counted
 
 
-def _of_gallery(name: str, models: "ModelRegistry", galleries: "GalleryDirectory") -> Told:
+def _of_gallery(name: str, models: "ModelRegistry", galleries: "Galleries") -> Told:
     """What an open gallery tells of itself; noughts where it is of no use."""
 
-    def usable(gallery: "Gallery") -> "GalleryStatus":
+    def usable(gallery: "AnyGallery") -> "GalleryStatus":
         models.fitting(gallery)
         return gallery.info()
 

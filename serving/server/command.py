@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 def run(settings: Settings) -> dict[str, Any]:
     """Serve until SIGTERM or Ctrl-C; return the address that was served and for how many seconds."""
     signals = Signals()
-    _check_folder(settings.galleries)
+    if isinstance(settings.galleries, Path):
+        _check_folder(settings.galleries)
     configure_logs(settings.log_level)
     with suppress(OSError, ValueError):  # the usual 1,024 open files are as many connections and no more
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

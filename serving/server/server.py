@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,7 +23,7 @@ from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.place import Galleries, galleries_at
 from serving.model.encoder import Encoder
 from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.call import Call
@@ -66,7 +67,7 @@ class Server:
         settings: Settings,
         *,
         sources: ModelRepository | None = None,
-        directory: GalleryDirectory | None = None,
+        directory: Galleries | None = None,
         worker: int = 0,
         asked_to_reload: Callable[[], object] = lambda: None,
     ) -> None:
@@ -89,7 +90,9 @@ class Server:
         )
         sources = ModelRepository(settings) if sources is None else sources
         if directory is None:
-            directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
+            place = settings.galleries
+            place = place.absolute() if isinstance(place, Path) else place
+            directory = galleries_at(place, device=settings.search_device)
         self.models = ModelRegistry(
             sources, partial(_limits, settings), ran=self._metrics.batch, failed=self._fail
         )

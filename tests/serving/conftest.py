@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.place import galleries_at
 from serving.server.server import Server
 from tests.serving.indexed import fill
-from tests.serving.milvus_server import TOKEN, MilvusServer, milvus_server
+from tests.serving.milvus_server import TOKEN, MilvusServer, milvus_lite, milvus_server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 from tests.serving.vectors import MEMORY
@@ -34,6 +35,22 @@ def milvus() -> Iterator[MilvusServer]:
     ):
         patch.setenv("CROSSBATCH_MILVUS_TOKEN", TOKEN)
         yield server
+
+
+@pytest.fixture(scope="session")
+def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a milvus-lite."""
+    with milvus_lite(tmp_path_factory.mktemp("lite")) as address:
+        yield address
+
+
+@pytest.fixture
+def place(lite: str) -> str:
+    """The address of a milvus-lite that holds no gallery."""
+    with galleries_at(lite) as galleries:
+        for name in galleries.names():
+            galleries.drop(name)
+    return lite
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(model: Path, galleries: Path, *words: str) -> list[str]:
+def command(model: Path, galleries: Path | str, *words: str) -> list[str]:
     paths = ["--model", str(model), "--galleries", str(galleries)]
     return [sys.executable, "-m", "crossbatch", "serve", *paths, "--port", "0", *words]
 
@@ -51,9 +51,9 @@ class Launched:
 
 
 @contextmanager
-def launched(model: Path, galleries: Path, *words: str) -> Iterator[Launched]:
+def launched(model: Path, galleries: Path | str, *words: str) -> Iterator[Launched]:
     """Start a server; it is killed at the end, unless it has ended."""
-    errors = model.with_name(f"{galleries.name}-{time.monotonic_ns()}.log")
+    errors = model.with_name(f"{Path(galleries).name}-{time.monotonic_ns()}.log")
     with (
         errors.open("w") as log,
         subprocess.Popen(

@@ -5,6 +5,7 @@ Only this file imports pymilvus.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +53,8 @@ _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of
 _STRONG = "Strong"  # every read sees every write that was confirmed before
 # A server that was away is tried again each second: gRPC alone would wait for up to two minutes.
 _CHANNEL = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000}
+_CONNECT = 2.0  # seconds to wait for a connection
+_REST = 0.5  # seconds in which a server that was away is not tried again
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
 T = TypeVar("T")
@@ -65,6 +68,10 @@ class _Passing(Unavailable):
     """What may be over in a moment."""
 
 
+class _Away(_Passing):
+    """Nobody answers at the address."""
+
+
 class _Unloaded(_Passing):
     """The collection is not in memory, as after milvus-lite was started again."""
 
@@ -74,17 +81,18 @@ _FORBIDDEN = PermissionDenied, f"does not allow this ({{}}); grant it to the use
 _FULL = Overloaded, "has no room for this ({}); try again later"
 _NO_SUCH = Gone, "holds no such collection ({})"
 _TAKEN = AlreadyExists, "has something of that name ({})"
-_NOT_READY = _Passing, "cannot be reached or is not ready ({}); see that it runs, and try again"
+_AWAY = _Away, "cannot be reached ({}); see that it runs, and try again"
+_NOT_READY = _Passing, "is not ready ({}); try again"
 _OTHERS = Unavailable, "cannot do this ({}); its log may tell more"
 _ERRORS: dict[str | int, tuple[type[CrossbatchError], str]] = {
     "UNAUTHENTICATED": _LOCKED, "PERMISSION_DENIED": _FORBIDDEN, "RESOURCE_EXHAUSTED": _FULL,
-    "UNAVAILABLE": _NOT_READY,
+    "UNAVAILABLE": _AWAY, 2: _AWAY,
     "DEADLINE_EXCEEDED": (DeadlineExceeded, "did not answer in time ({}); try again"),
     # Numbers of Milvus' own: pkg/util/merr in its source.
     100: _NO_SUCH, 101: (_Unloaded, "does not hold the gallery in memory ({}); try again"),
     1400: _LOCKED, 1401: _FORBIDDEN, 1600: _NO_SUCH, 1601: _TAKEN, 1602: _TAKEN,
     **dict.fromkeys((3, 4, 7, 8, 9), _FULL),
-    **dict.fromkeys((2, 103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905), _NOT_READY),
+    **dict.fromkeys((103, 106, 400, 401, 500, 501, 502, 503, 600, 901, 902, 903, 904, 905), _NOT_READY),
 }  # fmt: skip
 
 
@@ -116,7 +124,10 @@ class Server:
         self._types = pymilvus.DataType
         uri = self.address.replace(scheme, SCHEMES[scheme], 1)
         token = os.environ.get(TOKEN, "")
-        given: dict[str, Any] = {"token": token, "timeout": timeout, "grpc_options": _CHANNEL}
+        self._guard = threading.Lock()  # of who tries a server again that was away
+        self._away: _Away | None = None
+        self._again = 0.0  # when it may be tried again
+        given: dict[str, Any] = {"token": token, "timeout": _CONNECT, "grpc_options": _CHANNEL}
         self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
 
     def close(self) -> None:
@@ -218,13 +229,22 @@ class Server:
         self._call(self._client.delete, name, filter=condition)
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call what may be repeated, until it is done or the time is up."""
+        """Call what may be repeated, until it is done or the time is up.
+
+        While the server is away one call tries it at a time, and the others end at once: pymilvus would let
+        each of them wait for the one before.
+        """
         end, pause = time.monotonic() + self._timeout, _PAUSE
+        with self._guard:
+            if away := self._away:
+                if time.monotonic() < self._again:
+                    raise away.saying(str(away))
+                self._again = end
         while True:
             try:
                 return self._told(lambda: method(*args, timeout=self._timeout, **options))
             except _Passing as error:
-                if time.monotonic() + pause > end:
+                if isinstance(error, _Away) or time.monotonic() + pause > end:
                     raise
                 if isinstance(error, _Unloaded):
                     self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
@@ -234,9 +254,13 @@ class Server:
     def _told(self, work: Callable[[], T]) -> T:
         """Do some work of pymilvus, whatever of whose exceptions becomes an error of ours."""
         try:
-            return work()
+            done = work()
         except Exception as error:  # of gRPC and of Python, too
-            raise _translated(error, self.address) from error
+            ours = _translated(error, self.address)
+            self._away, self._again = ours if isinstance(ours, _Away) else None, time.monotonic() + _REST
+            raise ours from error
+        self._away = None
+        return done
 
 
 def _parsed(address: str) -> tuple[str, str]:

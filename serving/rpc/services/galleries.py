@@ -11,8 +11,8 @@ from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import Draining, Mismatch, NotFound
-from serving.gallery.gallery import Gallery
 from serving.gallery.item import CheckedItem, check_cosine, check_key, unit_vector
+from serving.gallery.place import AnyGallery
 from serving.gallery.search.filter import LABEL
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
@@ -160,7 +160,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         """Read one item whole."""
         key = convert.checked("key", check_key, request.key)
 
-        def read(gallery: Gallery, _: ModelInstances) -> pb.GetItemResponse:
+        def read(gallery: AnyGallery, _: ModelInstances) -> pb.GetItemResponse:
             (item,) = gallery.get([key], thumbnails=request.with_thumbnail)
             reply = pb.GetItemResponse(thumbnail=item.thumbnail)
             convert.write_item(reply.item, item, with_vector=True)
@@ -182,7 +182,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
                     convert.checked(field, check_key, text)
         self._admission.admit(call)
 
-        def read(gallery: Gallery) -> pb.ListItemsResponse:
+        def read(gallery: AnyGallery) -> pb.ListItemsResponse:
             return items.page(gallery, request, size, wanted, after, call)
 
         return self._galleries.using(
@@ -194,7 +194,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         size, wanted = convert.page_size(request.size, field="size"), convert.filter_in(request)
         self._admission.admit(call)
 
-        def draw(gallery: Gallery) -> pb.SampleItemsResponse:
+        def draw(gallery: AnyGallery) -> pb.SampleItemsResponse:
             return items.sample(gallery, request, size, wanted, call)
 
         return self._galleries.using(
@@ -233,7 +233,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         """Count the items that fulfil a filter."""
         wanted = convert.filter_in(request)
 
-        def count(gallery: Gallery, _: ModelInstances) -> pb.CountItemsResponse:
+        def count(gallery: AnyGallery, _: ModelInstances) -> pb.CountItemsResponse:
             number = convert.checked("filter", gallery.count, wanted)
             unknown = () if wanted is None else gallery.unknown_fields(wanted)
             return pb.CountItemsResponse(items=number, unknown_fields=unknown)
@@ -250,7 +250,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         """Describe a gallery, also one that is damaged or of a model that is not served."""
         told = pb.Gallery(name=name)
 
-        def describe(gallery: Gallery) -> None:
+        def describe(gallery: AnyGallery) -> None:
             convert.write_info(told, gallery.info(), gallery.meta.thumbnail_side)
             self._models.fitting(gallery)
 
@@ -276,7 +276,7 @@ def _complete(upsert: convert.Upsert, model: ModelInstances, thumbnail_side: int
         upsert.items[place] = CheckedItem(replace(item, vector=unit, thumbnail=picture), metadata)
 
 
-def _stored(gallery: Gallery, upsert: convert.Upsert) -> list[int]:
+def _stored(gallery: AnyGallery, upsert: convert.Upsert) -> list[int]:
     """Store items; return their versions."""
     stored = upsert.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import closing
 
 from protos import gallery_service_pb2 as pb
-from serving.gallery.gallery import Gallery
 from serving.gallery.item import GalleryItem
+from serving.gallery.place import AnyGallery
 from serving.gallery.search.filter import Filter
 from serving.observability.call import Call
 from serving.rpc.filters import value_message
@@ -18,7 +18,12 @@ _SPARE_BYTES = 65_536  # for the token and what stands around the items
 
 
 def page(
-    gallery: Gallery, request: pb.ListItemsRequest, size: int, filter: Filter | None, after: int, call: Call
+    gallery: AnyGallery,
+    request: pb.ListItemsRequest,
+    size: int,
+    filter: Filter | None,
+    after: int,
+    call: Call,
 ) -> pb.ListItemsResponse:
     """Read the items that follow the token: by key, or with a filter by version, those above `after`."""
     reply, pictures = pb.ListItemsResponse(), request.with_thumbnails
@@ -33,7 +38,7 @@ def page(
 
 
 def sample(
-    gallery: Gallery, request: pb.SampleItemsRequest, size: int, filter: Filter | None, call: Call
+    gallery: AnyGallery, request: pb.SampleItemsRequest, size: int, filter: Filter | None, call: Call
 ) -> pb.SampleItemsResponse:
     """Draw items."""
     reply = pb.SampleItemsResponse()
@@ -42,7 +47,7 @@ def sample(
     return reply
 
 
-def fields(gallery: Gallery) -> pb.ListFieldsResponse:
+def fields(gallery: AnyGallery) -> pb.ListFieldsResponse:
     """Count the items of each field."""
     reply, room = pb.ListFieldsResponse(), MAX_MESSAGE_BYTES - _SPARE_BYTES
     for it in gallery.fields(MAX_FIELDS):
@@ -54,7 +59,7 @@ def fields(gallery: Gallery) -> pb.ListFieldsResponse:
     return reply
 
 
-def values(gallery: Gallery, request: pb.ListValuesRequest, size: int) -> pb.ListValuesResponse:
+def values(gallery: AnyGallery, request: pb.ListValuesRequest, size: int) -> pb.ListValuesResponse:
     """Count the items of each value of a field."""
     counts, distinct = gallery.values(request.field, prefix=request.prefix, limit=size)
     reply, room = pb.ListValuesResponse(distinct=distinct), MAX_MESSAGE_BYTES - _SPARE_BYTES
@@ -68,7 +73,7 @@ def values(gallery: Gallery, request: pb.ListValuesRequest, size: int) -> pb.Lis
 
 
 def duplicates(
-    gallery: Gallery, request: pb.ListDuplicatesRequest, size: int, after: int, call: Call
+    gallery: AnyGallery, request: pb.ListDuplicatesRequest, size: int, after: int, call: Call
 ) -> pb.ListDuplicatesResponse:
     """Compare the items that follow the token: fewer where their pairs would outgrow a message."""
     while True:

@@ -14,8 +14,8 @@ from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import ModelInstances, Outcome
 from serving.engine.models import ModelRegistry
 from serving.errors import InvalidArgument, NotFound
-from serving.gallery.gallery import Gallery
 from serving.gallery.item import BadVector
+from serving.gallery.place import AnyGallery
 from serving.gallery.search.filter import AllOf, Exists
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
@@ -99,7 +99,7 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
 
 
 def _found(
-    gallery: Gallery,
+    gallery: AnyGallery,
     model: ModelInstances,
     *,
     queries: Sequence[pb.Query],
@@ -127,7 +127,7 @@ def _found(
 
 def neighbours(
     reply: pb.SearchResponse,
-    gallery: Gallery,
+    gallery: AnyGallery,
     vectors: list[Outcome],
     options: Mapping[str, Any],
     call: Call,
@@ -172,7 +172,7 @@ def neighbours(
             call.check()
 
 
-def _given_vector(gallery: Gallery, query: pb.Query) -> Outcome:
+def _given_vector(gallery: AnyGallery, query: pb.Query) -> Outcome:
     """The vector (d,) of a query that is no image, or why it has none; the search checks its norm."""
     try:
         match query.WhichOneof("source"):

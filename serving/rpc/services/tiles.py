@@ -1,14 +1,14 @@
 """Tiles of a gallery's map as they travel."""
 
 from protos import gallery_service_pb2 as pb
-from serving.gallery.gallery import Gallery
+from serving.gallery.place import AnyGallery
 from serving.gallery.search.tile import MAX_ZOOM, map_tile
 from serving.rpc.status import refusal
 
 __all__ = ["tile_reply"]
 
 
-def tile_reply(gallery: Gallery, request: pb.GetMapTileRequest) -> pb.GetMapTileResponse:
+def tile_reply(gallery: AnyGallery, request: pb.GetMapTileRequest) -> pb.GetMapTileResponse:
     """Read the tile that was asked for; Refusal where there is none of that place."""
     if request.zoom > MAX_ZOOM:
         raise refusal("zoom", f"{request.zoom} was asked for; a map can be halved {MAX_ZOOM} times.")

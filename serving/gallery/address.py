@@ -1,0 +1,40 @@
+"""Where galleries lie, as a setting tells it: in a folder or in a Milvus. It loads no engine."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator
+
+from serving.errors import BadSetting
+
+__all__ = ["Place", "placed"]
+
+_ADDRESS = re.compile(r"milvuss?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?(/\w+)?")
+_MEANT = re.compile(r"\w+:/|milvuss?(:|//)", re.IGNORECASE)  # no folder that anybody has
+
+
+def _place(given: Any) -> Any:
+    """Return a folder as a path and an address of Milvus as text, whatever else as it is."""
+    if not isinstance(given, str):
+        return given
+    if _MEANT.match(given) and not _ADDRESS.fullmatch(given := given.rstrip("/")):
+        raise BadSetting(
+            f"{given!r:.200} is no place of galleries: give a folder, or a Milvus as milvus://HOST:19530 "
+            "(a gallery in it is milvus://HOST:19530/NAME, where one is asked for)"
+        )
+    return given if _ADDRESS.fullmatch(given) else Path(given)
+
+
+Place: TypeAlias = Annotated[Path | str, BeforeValidator(_place)]
+"""A folder of galleries or, as text, a Milvus: `milvus://HOST:PORT[/DATABASE]`, with TLS `milvuss://`."""
+
+
+def placed(gallery: str, galleries: Path | str) -> tuple[Path | str, str]:
+    """Return the place and the name of a gallery: one of those `galleries`, or of the place before its /."""
+    if "/" not in gallery:
+        return galleries, gallery
+    if _MEANT.match(gallery):
+        place, _, name = gallery.rpartition("/")
+        return _place(place), name
+    return Path(gallery).parent, Path(gallery).name

@@ -1,0 +1,64 @@
+"""Where galleries lie: what is a folder, what a Milvus, and what is neither."""
+
+from pathlib import Path
+
+import pytest
+
+import crossbatch
+from serving.errors import BadSetting
+from serving.gallery.address import placed
+from serving.settings import Settings
+
+
+def served(galleries: str | Path, **more: str) -> Settings:
+    return Settings.model_validate({"model": ["model.onnx"], "galleries": galleries, **more})
+
+
+@pytest.mark.parametrize(
+    "place", ["galleries", "/srv/a:b/milvus", "milvus", "milvus/galleries", "../milvus-1"]
+)
+def test_a_folder_is_a_path(place: str) -> None:
+    assert served(place).galleries == served(Path(place)).galleries == Path(place)
+    assert placed("birds", Path(place)) == (Path(place), "birds")
+    assert placed(f"{place}/birds", Path("other")) == (Path(place), "birds")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "milvus://localhost",
+        "milvus://10.0.0.1:19530",
+        "milvuss://db.example:443/shop",
+        "milvus://[::1]:19530",
+    ],
+)
+def test_a_milvus_is_text(place: str) -> None:
+    settings = served(place)
+    assert settings.galleries == served(f"{place}/").galleries == place
+    assert served(settings.model_dump(mode="json")["galleries"]).galleries == place  # for the workers
+    assert placed("birds", place) == (place, "birds")
+    assert placed(f"{place}/birds", Path("other")) == (place, "birds")
+    with pytest.raises(ValueError, match="--search-device is for galleries in a folder"):
+        served(place, search_device="cuda")
+
+
+WRONG = (
+    "milvus:/host:19530 milvus:host milvus//host Milvus://host mivlus://host http://host:19530 "
+    "milvus:// milvus://host:port milvus://me:secret@host milvus://host/a/b"
+)
+
+
+@pytest.mark.parametrize("place", WRONG.split())
+def test_what_is_neither_is_told(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crossbatch.main(["gallery", "list", "--galleries", place]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"crossbatch gallery: '{place.rstrip('/')}' is no place of galleries: give a folder, or a "
+    )
+    with pytest.raises(BadSetting, match="a gallery in it is milvus://HOST:19530/NAME"):
+        placed(f"{place}/birds/x", Path("other"))
+
+
+def test_a_milvus_without_a_name_is_told() -> None:
+    with pytest.raises(BadSetting, match="'milvus:' is no place of galleries"):
+        placed("milvus://host:19530", Path("galleries"))
