@@ -18,7 +18,7 @@ from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.gallery.verify import verify
 
-__all__ = ["restore", "snapshot"]
+__all__ = ["restore", "snapshot", "unpack"]
 
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -51,23 +51,27 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
             f"{file} is a gallery in use and not all of it is in that file; make a snapshot of the gallery "
             "by crossbatch gallery snapshot"
         )
+    if not os.access(file, os.R_OK):
+        raise Unavailable(f"the snapshot {file} cannot be read: permission denied; make it readable")
     with made_aside(path) as aside:
         given = aside / "given"
-        if not os.access(file, os.R_OK):
-            raise Unavailable(f"the snapshot {file} cannot be read: permission denied; make it readable")
         shutil.copyfile(file, given)
-        try:
-            found = verify(given, advance=advance)
-            if found.problems:
-                raise BadArtifact(
-                    f"the snapshot {file} is damaged and was not restored: {found.problems[0]}; "
-                    "use another one"
-                )
-            with closing(Store(given)) as store:
-                store.copy_to(aside / FILE_NAME)
-        except BadArtifact as error:
-            raise BadArtifact(str(error).replace(str(given), str(file))) from error
-        given.unlink()
-        with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
-            gallery.rebuild(progress=advance)
+        return unpack(given, aside, of=file, advance=advance)
+
+
+def unpack(given: Path, folder: Path, *, of: Path, advance: Advance = lambda *_: None) -> int:
+    """Make a gallery in a folder, with its index, of a copy of the snapshot `of`, which is removed."""
+    try:
+        found = verify(given, advance=advance)
+        if found.problems:
+            raise BadArtifact(
+                f"the snapshot {of} is damaged and was not restored: {found.problems[0]}; use another one"
+            )
+        with closing(Store(given)) as store:
+            store.copy_to(folder / FILE_NAME)
+    except BadArtifact as error:
+        raise BadArtifact(str(error).replace(str(given), str(of))) from error
+    given.unlink()
+    with closing(Gallery.open(folder, policy=RebuildPolicy(automatic=False))) as gallery:
+        gallery.rebuild(progress=advance)
     return found.items

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,12 @@ from serving.errors import BadSetting, CrossbatchError, NotFound
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
+from serving.gallery.folder import claimed
+from serving.gallery.follow import follow, repeat
+from serving.gallery.index.builder import Advance
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
+from serving.gallery.publish import publish
 from serving.gallery.report import render
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
@@ -24,11 +28,13 @@ from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
+_EVERY = 5.0  # seconds
 _OF_ONE = {
     "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
-    "thumbnails": "export", "model": "import", "method": "map",
+    "thumbnails": "export", "model": "import", "method": "map", "every": "publish and follow",
+    "once": "follow", "any_model": "follow", "older": "follow",
 }  # fmt: skip
-"""Flags that are for one action alone."""
+"""Flags that are for some actions alone."""
 
 
 class Settings(BaseModel):
@@ -38,7 +44,7 @@ class Settings(BaseModel):
 
     action: Literal[
         "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
-        "drop", "export", "import", "map",
+        "drop", "export", "import", "map", "publish", "follow",
     ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
     NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
@@ -46,12 +52,13 @@ class Settings(BaseModel):
     the name NAME at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it;
     export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
     file into it, or into a new gallery; map NAME: give each item a place near those that are like it, as
-    map_x and map_y of its metadata"""
+    map_x and map_y of its metadata; publish NAME FOLDER: put a snapshot of it where its readers look; follow
+    NAME FOLDER: be a reader, fetch each new one and serve it in place of the one before"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
     """for snapshot and export the file to write, for import the one to read, for restore the name, for switch
-    the other gallery"""
+    the other gallery, for publish and follow the folder of snapshots"""
     galleries: Path = Path("galleries")
     """the folder that holds the galleries"""
     index: str | None = None
@@ -70,6 +77,15 @@ class Settings(BaseModel):
     """how a map is made: pca in seconds; umap, by umap-learn, slower and with clearer groups"""
     model: Path | None = None
     """for import: the model file that made the vectors, where the file of them does not say which did"""
+    every: float | None = Field(None, gt=0)
+    """publish again after so many seconds each, where something has changed, until Ctrl-C; or look so often
+    when following (5 unless given)"""
+    once: bool = False
+    """follow: look once and end"""
+    any_model: bool = False
+    """follow: take a generation of another model, too, than that of the one before"""
+    older: bool = False
+    """follow: take a generation that is older than the one served, too, or that was rolled back"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -79,7 +95,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
-    if not settings.galleries.is_dir() and settings.action not in ("restore", "import"):
+    if not settings.galleries.is_dir() and settings.action not in ("restore", "import", "follow"):
         raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
     # A command looks and goes: it leaves background work to the server.
     with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
@@ -106,8 +122,8 @@ def _check_words(settings: Settings, words: list[str]) -> None:
             f"{settings.action} needs {amount[len(wanted)]} after it, and {amount[len(words)]} came: {usage}"
         )
     for flag, action in _OF_ONE.items():
-        if flag in settings.model_fields_set and settings.action != action:
-            raise BadSetting(f"--{flag} is for {action} alone; leave it out: {usage}")
+        if flag in settings.model_fields_set and settings.action not in action.split(" and "):
+            raise BadSetting(f"--{flag.replace('_', '-')} is for {action} alone; leave it out: {usage}")
 
 
 def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
@@ -231,6 +247,40 @@ def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str
     return {"name": name, **dataclasses.asdict(made)}
 
 
+def _publish(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
+    def work(advance: Advance) -> dict[str, Any]:
+        manifest, new = publish(directory.path_of(name), Path(folder), advance=advance)
+        told = manifest.model_dump(include={"generation", "items", "bytes"})
+        return {"name": name, "folder": folder, "new": new, **told}
+
+    return _repeated("publish", work, settings.every)
+
+
+def _follow(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
+    path = directory.path / check_name(name)
+    wanted = {"any_model": settings.any_model, "older": settings.older}
+
+    def work(advance: Advance) -> dict[str, Any]:
+        found = follow(path, Path(folder), **wanted, advance=advance)
+        return {"name": name, "folder": folder, **dataclasses.asdict(found)}
+
+    with claimed(path, "follow"):
+        return _repeated("follow", work, None if settings.once else settings.every or _EVERY)
+
+
+def _repeated(action: str, work: Callable[[Advance], dict[str, Any]], every: float | None) -> dict[str, Any]:
+    """Do work once, or without an end, telling what is new."""
+    if every is None:
+        with stages("item") as advance:
+            return work(advance)
+
+    def told() -> str:
+        result = work(lambda *_: None)
+        return render({"action": action, **result}) if result["new"] else ""
+
+    return repeat(told, every)
+
+
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "list": (_list,),
     "info": (_info, "NAME"),
@@ -245,6 +295,8 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "export": (_export, "NAME", "FILE"),
     "import": (_import, "NAME", "FILE"),
     "map": (_map, "NAME"),
+    "publish": (_publish, "NAME", "FOLDER"),
+    "follow": (_follow, "NAME", "FOLDER"),
 }
 
 

@@ -28,6 +28,8 @@ def render(result: Mapping[str, Any]) -> str:
         case "snapshot" | "export":
             size = f"{result['bytes'] / 1e6:,.1f} MB"
             return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
+        case "publish" | "follow":
+            return _generation(result)
         case "restore":
             return f"made the gallery {name} with {result['items']:,} items of {file}"
         case "import":
@@ -46,6 +48,15 @@ def render(result: Mapping[str, Any]) -> str:
         case "rollback":
             return f"the gallery {name} is again the one before; the other is now {other}"
     return f"{'dropped' if result['dropped'] else 'kept'} the gallery {name}"
+
+
+def _generation(result: Mapping[str, Any]) -> str:
+    """Say what publishing or following has led to."""
+    told = f"generation {result['generation']} of the gallery {result['name']} ({result['items']:,} items)"
+    if result["action"] == "publish":
+        return f"{told} is {'now' if result['new'] else 'still'} the newest in {result['folder']}"
+    back = f"; the one before is {result['previous']}" if result["previous"] else ""
+    return f"{told} is {'now' if result['new'] else 'still'} served{back}"
 
 
 def _verification(result: Mapping[str, Any]) -> str:
@@ -111,6 +122,8 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "size": f"{entry['store_bytes'] / 1e6:,.1f} MB of items, "
         f"{entry['index_bytes'] / 1e6:,.1f} MB of index",
         "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
+        "follows": (note := entry["follows"])
+        and f"{note['folder']}, generation {note['generation']} of {entry['lag_seconds']:,.0f} s ago",
         "published": f"{entry['generation']:,} times, format {entry['format_version']}",
         "created": entry["created"],
         "folder": entry["path"],

@@ -1,0 +1,166 @@
+"""Following: a gallery that is fetched anew, as a whole, whenever its writer has published it (`publish`).
+
+The next generation is made beside the one that is served, and takes its name in one step (`folder`). The one
+before lies at NAME.before-<generation> until the one after that has come.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from serving.cores import lower_priority
+from serving.errors import AlreadyExists, BadArtifact, CrossbatchError, Mismatch, ModelMismatch
+from serving.gallery.archive import unpack
+from serving.gallery.folder import drop_gallery, made_aside, sweep, take_name
+from serving.gallery.index.builder import Advance
+from serving.gallery.note import Note, read_note, write_note
+from serving.gallery.publish import Manifest, copy_hashed
+from serving.gallery.store.schema import FILE_NAME
+from serving.gallery.store.store import Store
+from serving.observability.logs import configure_logs, flush_logs
+
+__all__ = ["Followed", "follow", "repeat"]
+
+_SWITCH = 60.0  # seconds that a switch waits for whoever works on the gallery
+_MOST_PAUSE = 60.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a look into the folder has led to."""
+
+    generation: int  # that is served now
+    items: int
+    new: bool  # whether it was not before
+    previous: str  # the gallery that a rollback would bring back; empty where this look made none
+
+
+def follow(
+    path: Path,
+    folder: Path,
+    *,
+    any_model: bool = False,
+    older: bool = False,
+    advance: Advance = lambda *_: None,
+) -> Followed:
+    """Let the gallery at `path` be the newest generation that a folder holds; only one process may do so.
+
+    Whatever it raises, the gallery is whole, and of the generation before or of this one. Without `any_model`
+    a generation of another model is refused, and without `older` one that is not newer.
+    """
+    manifest = Manifest.read(folder, path.name)
+    note = _note_here(path)
+    if note is not None and _are_same(note, manifest):
+        _confirm(path, note, manifest)
+        return Followed(manifest.generation, manifest.items, new=False, previous="")
+    beside = path
+    if note is not None:
+        beside = path.with_name(f"{path.name}.before-{manifest.generation}")
+    made = read_note(beside)
+    if note is not None:
+        _check(path, note, made, manifest, any_model=any_model, older=older)
+    if made is None or not _are_same(made, manifest):
+        if made is not None:
+            drop_gallery(beside)
+        made = _fetch(beside, folder, manifest, advance)
+    if note is not None:
+        take_name(path, beside, timeout=_SWITCH)
+    _confirm(path, made, manifest)
+    for each in path.parent.glob(f"{path.name}.before-*"):
+        if each != beside and read_note(each) is not None:
+            drop_gallery(each)
+    previous = beside.name if note is not None else ""
+    return Followed(manifest.generation, manifest.items, new=True, previous=previous)
+
+
+def repeat(work: Callable[[], str], every: float) -> NoReturn:
+    """Do work again and again, until SIGTERM or Ctrl-C, and tell what it says and what it raises.
+
+    After one that failed the pause is twice as long as the one before, up to a minute.
+    """
+    lower_priority()  # the server goes first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the first process of a container stays
+    configure_logs()
+    pause = every
+    try:
+        while True:
+            try:
+                if told := work():
+                    _log.info(told)
+                pause = every
+            except CrossbatchError as error:
+                pause = max(every, min(2 * pause, _MOST_PAUSE))
+                _log.warning("%s; the next try is in %.0f s", error, pause)
+            time.sleep(pause)
+    finally:
+        flush_logs()
+
+
+def _note_here(path: Path) -> Note | None:
+    note = read_note(path)
+    if note is None and (path / FILE_NAME).is_file():
+        raise AlreadyExists(
+            f"the gallery {path.name} in {path.parent} follows nobody, and what is fetched would replace it; "
+            "give it another name first, or follow in another folder of galleries"
+        )
+    return note
+
+
+def _are_same(note: Note, manifest: Manifest) -> bool:
+    return (note.generation, note.sha256) == (manifest.generation, manifest.sha256)
+
+
+def _check(
+    path: Path, note: Note, made: Note | None, manifest: Manifest, *, any_model: bool, older: bool
+) -> None:
+    """Raise Mismatch for a generation that is not to take the name."""
+    told = f"generation {manifest.generation} of the gallery {path.name}"
+    if not older and made is not None and made.served and _are_same(made, manifest):
+        raise Mismatch(f"{told} was rolled back here; the next one is taken, or by --older this one again")
+    if not older and manifest.generation <= note.generation:
+        raise Mismatch(
+            f"the newest in the folder is {told}, and generation {note.generation} is served here; look at "
+            "what publishes there, or take it all the same by --older"
+        )
+    with closing(Store(path / FILE_NAME)) as store:
+        meta = store.meta
+    if not any_model and manifest.fingerprint != meta.fingerprint:
+        raise ModelMismatch(
+            f"{told} is of the model {manifest.model_name} (fingerprint {manifest.fingerprint[:12]}), and "
+            f"the one served here of {meta.model_name} (fingerprint {meta.fingerprint[:12]}); load the new "
+            "model into the server beside the old one, then take the generation by --any-model"
+        )
+
+
+def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> Note:
+    """Make a gallery of the newest snapshot, with its index; whole, or not at all."""
+    sweep(path.parent)
+    file, sha256 = manifest.file(folder), manifest.sha256
+    note = Note(
+        str(folder), manifest.host, manifest.generation, sha256, manifest.time.isoformat(), served=False
+    )
+    with made_aside(path) as aside:
+        found = copy_hashed(file, aside / "given", most=manifest.bytes)
+        if found != (manifest.bytes, sha256):
+            size = f"{found[0]:,} bytes or more" if found[0] > manifest.bytes else f"{found[0]:,} bytes"
+            raise BadArtifact(
+                f"the snapshot {file} is not the one that was published, or not all of it: {size} of SHA-256 "
+                f"{found[1][:12]}, expected {manifest.bytes:,} of {sha256[:12]}; it is left"
+            )
+        write_note(aside, note)
+        unpack(aside / "given", aside, of=file, advance=advance)
+    return note
+
+
+def _confirm(path: Path, note: Note, manifest: Manifest) -> None:
+    """Note that a gallery is what the writer has, up to the manifest's time."""
+    confirmed = replace(note, time=manifest.time.isoformat(), served=True)
+    if confirmed != note:
+        write_note(path, confirmed)
