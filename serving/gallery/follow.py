@@ -5,6 +5,7 @@ before lies at NAME.before-<generation> until the one after that has come.
 """
 
 import logging
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import NoReturn
 from serving.cores import lower_priority
 from serving.errors import AlreadyExists, BadArtifact, CrossbatchError, Mismatch, ModelMismatch
 from serving.gallery.archive import unpack
-from serving.gallery.folder import drop_gallery, made_aside, sweep, take_name
+from serving.gallery.folder import drop_gallery, made_aside, take_name
 from serving.gallery.index.builder import Advance
 from serving.gallery.note import Note, read_note, write_note
 from serving.gallery.publish import Manifest, copy_hashed
@@ -39,7 +40,7 @@ class Followed:
     generation: int  # that is served now
     items: int
     new: bool  # whether it was not before
-    previous: str  # the gallery that a rollback would bring back; empty where this look made none
+    previous: str  # where the one before lies; empty where there is none
 
 
 def follow(
@@ -56,28 +57,27 @@ def follow(
     a generation of another model is refused, and without `older` one that is not newer.
     """
     manifest = Manifest.read(folder, path.name)
-    note = _note_here(path)
-    if note is not None and _are_same(note, manifest):
-        _confirm(path, note, manifest)
-        return Followed(manifest.generation, manifest.items, new=False, previous="")
-    beside = path
-    if note is not None:
-        beside = path.with_name(f"{path.name}.before-{manifest.generation}")
-    made = read_note(beside)
-    if note is not None:
+    for left in path.parent.glob(f".{path.name}.before-*.new-*"):  # by a crash
+        shutil.rmtree(left, ignore_errors=True)
+    before = path.with_name(f"{path.name}.before-{manifest.generation}")
+    note, made = _note_here(path), read_note(before)
+    new = note is None or not _are_same(note, manifest)
+    if note is None:
+        note = _fetch(path, folder, manifest, advance)
+    elif new:
         _check(path, note, made, manifest, any_model=any_model, older=older)
-    if made is None or not _are_same(made, manifest):
-        if made is not None:
-            drop_gallery(beside)
-        made = _fetch(beside, folder, manifest, advance)
-    if note is not None:
-        take_name(path, beside, timeout=_SWITCH)
-    _confirm(path, made, manifest)
+        if made is not None and not _are_same(made, manifest):
+            drop_gallery(before)
+            made = None
+        note = made or _fetch(before, folder, manifest, advance)
+        take_name(path, before, timeout=_SWITCH)
+    confirmed = replace(note, time=manifest.time.isoformat(), served=True)
+    if confirmed != note:
+        write_note(path, confirmed)
     for each in path.parent.glob(f"{path.name}.before-*"):
-        if each != beside and read_note(each) is not None:
+        if each != before and read_note(each) is not None:
             drop_gallery(each)
-    previous = beside.name if note is not None else ""
-    return Followed(manifest.generation, manifest.items, new=True, previous=previous)
+    return Followed(manifest.generation, manifest.items, new, before.name if before.exists() else "")
 
 
 def repeat(work: Callable[[], str], every: float) -> NoReturn:
@@ -141,7 +141,6 @@ def _check(
 
 def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> Note:
     """Make a gallery of the newest snapshot, with its index; whole, or not at all."""
-    sweep(path.parent)
     file, sha256 = manifest.file(folder), manifest.sha256
     note = Note(
         str(folder), manifest.host, manifest.generation, sha256, manifest.time.isoformat(), served=False
@@ -157,10 +156,3 @@ def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> No
         write_note(aside, note)
         unpack(aside / "given", aside, of=file, advance=advance)
     return note
-
-
-def _confirm(path: Path, note: Note, manifest: Manifest) -> None:
-    """Note that a gallery is what the writer has, up to the manifest's time."""
-    confirmed = replace(note, time=manifest.time.isoformat(), served=True)
-    if confirmed != note:
-        write_note(path, confirmed)

@@ -91,7 +91,7 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
     name = path.name
     if not folder.is_dir():
         raise NotFound(f"there is no folder {folder} to publish to; make it, or mount it")
-    with claimed(path, "publish") as work:
+    with claimed(path, "publish"):
         now = datetime.now(UTC)
         with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
             meta, stands = store.meta, reader.state()
@@ -104,7 +104,7 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
             return manifest, False
         found = _snapshots(folder, name)
         generation = 1 + max([*found, last.generation if last else 0])
-        local, file = work / "snapshot", _file(folder, name, generation)
+        local, file = path.with_name(f".{name}.snapshot"), _file(folder, name, generation)
         local.unlink(missing_ok=True)  # a crash has left it
         try:
             items = snapshot(path, local, advance=advance)
