@@ -6,7 +6,7 @@ with another id. Both are made aside, verified, and then put in their places at 
 
 import os
 import shutil
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from serving.errors import BadArtifact, InvalidArgument, NotFound, Unavailable
@@ -16,9 +16,11 @@ from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
-from serving.gallery.verify import verify
+from serving.gallery.verify import Verification, verify
 
-__all__ = ["restore", "snapshot", "unpack"]
+__all__ = ["copy_indexed", "restore", "snapshot"]
+
+_TRIES = 3  # a rebuild takes longer than a copy: three that end in three copies are no accident
 
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -31,11 +33,35 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
         store.copy_to(aside)
         found = verify(aside, advance=advance)
         if found.problems:
-            raise BadArtifact(
-                f"the gallery {path.name} is damaged, and no snapshot of it was written: "
-                f"{found.problems[0]}; see crossbatch gallery verify {path.name}"
-            )
+            raise _damaged(path, found)
     return found.items
+
+
+def copy_indexed(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> tuple[list[Path], int]:
+    """Copy a gallery of one state with its index into a folder of ours, while writes go on, and verify it.
+
+    What was in the folder is removed. Returns the files and how many items; raises as `snapshot` does.
+    """
+    for _ in range(_TRIES):
+        for each in folder.iterdir():
+            each.unlink()
+        file = folder / FILE_NAME
+        with closing(Store(path / FILE_NAME)) as store:
+            store.copy_to(file, indexed=True)
+        with closing(Store(file)) as store, store.read() as reader:
+            index = reader.state().index_file
+        files = [path / index, (path / index).with_suffix(".columns")] if index else []
+        with suppress(FileNotFoundError):  # since then a newer one was published, and this one removed
+            for each in files:
+                _link(each, folder / each.name)
+            found = verify(folder, advance=advance)
+            if found.problems:
+                raise _damaged(path, found)
+            return [file, *(folder / each.name for each in files)], found.items
+    raise Unavailable(
+        f"the index of the gallery {path.name} is gone, or replaced again and again; try again, or make it "
+        f"anew by crossbatch gallery rebuild {path.name}"
+    )
 
 
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -51,27 +77,40 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
             f"{file} is a gallery in use and not all of it is in that file; make a snapshot of the gallery "
             "by crossbatch gallery snapshot"
         )
-    if not os.access(file, os.R_OK):
-        raise Unavailable(f"the snapshot {file} cannot be read: permission denied; make it readable")
     with made_aside(path) as aside:
         given = aside / "given"
+        if not os.access(file, os.R_OK):
+            raise Unavailable(f"the snapshot {file} cannot be read: permission denied; make it readable")
         shutil.copyfile(file, given)
-        return unpack(given, aside, of=file, advance=advance)
-
-
-def unpack(given: Path, folder: Path, *, of: Path, advance: Advance = lambda *_: None) -> int:
-    """Make a gallery in a folder, with its index, of a copy of the snapshot `of`, which is removed."""
-    try:
-        found = verify(given, advance=advance)
-        if found.problems:
-            raise BadArtifact(
-                f"the snapshot {of} is damaged and was not restored: {found.problems[0]}; use another one"
-            )
-        with closing(Store(given)) as store:
-            store.copy_to(folder / FILE_NAME)
-    except BadArtifact as error:
-        raise BadArtifact(str(error).replace(str(given), str(of))) from error
-    given.unlink()
-    with closing(Gallery.open(folder, policy=RebuildPolicy(automatic=False))) as gallery:
-        gallery.rebuild(progress=advance)
+        try:
+            found = verify(given, advance=advance)
+            if found.problems:
+                raise BadArtifact(
+                    f"the snapshot {file} is damaged and was not restored: {found.problems[0]}; "
+                    "use another one"
+                )
+            with closing(Store(given)) as store:
+                store.copy_to(aside / FILE_NAME)
+        except BadArtifact as error:
+            raise BadArtifact(str(error).replace(str(given), str(file))) from error
+        given.unlink()
+        with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
+            gallery.rebuild(progress=advance)
     return found.items
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file that never changes another name, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _damaged(path: Path, found: Verification) -> BadArtifact:
+    return BadArtifact(
+        f"the gallery {path.name} is damaged, and no snapshot of it was written: {found.problems[0]}; "
+        f"see crossbatch gallery verify {path.name}"
+    )

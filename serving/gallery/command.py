@@ -250,7 +250,7 @@ def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str
 def _publish(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
     def work(advance: Advance) -> dict[str, Any]:
         manifest, new = publish(directory.path_of(name), Path(folder), advance=advance)
-        told = manifest.model_dump(include={"generation", "items", "bytes"})
+        told = manifest.model_dump(include={"generation", "items", "files"})
         return {"name": name, "folder": folder, "new": new, **told}
 
     return _repeated("publish", work, settings.every)

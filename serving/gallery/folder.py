@@ -73,8 +73,8 @@ def made_aside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def claimed(gallery: Path, work: str) -> Iterator[None]:
-    """Do some work on what has a gallery's name as the one process that does.
+def claimed(gallery: Path, work: str) -> Iterator[Path]:
+    """Do some work on what has a gallery's name as the one process that does; yields a folder for it.
 
     Overloaded tells that another one does that work.
     """
@@ -86,7 +86,7 @@ def claimed(gallery: Path, work: str) -> Iterator[None]:
             held.enter_context(folder_held(folder, busy, timeout=0.0))
         except OSError as error:
             raise disk_error(error, f"the folder {folder}") from error
-        yield
+        yield folder
 
 
 def drop_gallery(path: Path) -> None:

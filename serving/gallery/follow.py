@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from serving.cores import lower_priority
 from serving.errors import AlreadyExists, BadArtifact, CrossbatchError, Mismatch, ModelMismatch
-from serving.gallery.archive import unpack
 from serving.gallery.folder import drop_gallery, made_aside, take_name
+from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
 from serving.gallery.note import Note, read_note, write_note
 from serving.gallery.publish import Manifest, copy_hashed
@@ -140,19 +140,32 @@ def _check(
 
 
 def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> Note:
-    """Make a gallery of the newest snapshot, with its index; whole, or not at all."""
-    file, sha256 = manifest.file(folder), manifest.sha256
+    """Make a gallery of the newest snapshot; whole, or not at all."""
     note = Note(
-        str(folder), manifest.host, manifest.generation, sha256, manifest.time.isoformat(), served=False
+        str(folder),
+        manifest.host,
+        manifest.generation,
+        manifest.sha256,
+        manifest.time.isoformat(),
+        served=False,
     )
     with made_aside(path) as aside:
-        found = copy_hashed(file, aside / "given", most=manifest.bytes)
-        if found != (manifest.bytes, sha256):
-            size = f"{found[0]:,} bytes or more" if found[0] > manifest.bytes else f"{found[0]:,} bytes"
-            raise BadArtifact(
-                f"the snapshot {file} is not the one that was published, or not all of it: {size} of SHA-256 "
-                f"{found[1][:12]}, expected {manifest.bytes:,} of {sha256[:12]}; it is left"
-            )
+        for done, (name, file) in enumerate(manifest.files.items()):
+            advance("fetch", done, len(manifest.files))
+            source = manifest.home(folder) / name
+            found = copy_hashed(source, aside / name, most=file.bytes)
+            if found != file:
+                size = f"{found.bytes:,} bytes{' or more' if found.bytes > file.bytes else ''}"
+                raise BadArtifact(
+                    f"{source} is not what was published, or not all of it: {size} of SHA-256 "
+                    f"{found.sha256[:12]}, expected {file.bytes:,} of {file.sha256[:12]}; it is left"
+                )
         write_note(aside, note)
-        unpack(aside / "given", aside, of=file, advance=advance)
+        with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
+            told, has = (manifest.fingerprint, manifest.items), (gallery.meta.fingerprint, gallery.count())
+        if told != has:
+            raise BadArtifact(
+                f"{manifest.home(folder)} has {has[1]:,} items of the model {has[0][:12]}, and the manifest "
+                f"tells of {told[1]:,} of {told[0][:12]}; publish it again"
+            )
     return note

@@ -1,27 +1,29 @@
 """Publishing: snapshots of a gallery in a folder that its readers see, for `crossbatch gallery follow`.
 
-    NAME-<generation>.snapshot    the gallery in one file (`archive`); the newest two
-    NAME.json                     the manifest: which of them is the newest, and what it is; put in place last
+    NAME.generation-<n>/    the gallery in one state, with its index (`archive`); the newest two
+    NAME.json               the manifest: which of them is the newest, and what it is; put in place last
 
 Of the folder no more is assumed than that a file can be written from its beginning to its end, and a small
-one be renamed over another: no locks, and no order in which readers come to see the two. A manifest tells
-size and SHA-256 of its snapshot, so who finds a part of it, or none, notices and looks again.
+one renamed over another: no locks, and no order in which readers come to see what was written. The manifest
+tells size and SHA-256 of each file, so who finds a part of one, or none, notices and looks again. One machine
+publishes a gallery.
 """
 
 import hashlib
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Unavailable
-from serving.gallery.archive import snapshot
+from serving.gallery.archive import copy_indexed
 from serving.gallery.disk import disk_error, rewrite, sync
 from serving.gallery.folder import claimed
 from serving.gallery.index.builder import Advance
@@ -34,6 +36,16 @@ FORMAT = 1
 _PIECE = 1 << 20  # bytes
 
 
+FileName = Annotated[str, Field(pattern=rf"^({FILE_NAME}|index-[0-9a-f-]+\.(faiss|columns))$")]
+
+
+class FileFacts(NamedTuple):
+    """What a file has to be."""
+
+    bytes: int
+    sha256: str
+
+
 class Manifest(BaseModel):
     """What the newest snapshot of a gallery is."""
 
@@ -43,13 +55,19 @@ class Manifest(BaseModel):
     name: str
     generation: int  # grows with each snapshot
     time: AwareDatetime  # so late it was the writer's state for certain
-    bytes: int
-    sha256: str
     items: int
+    files: dict[FileName, FileFacts]
     model_name: str
     fingerprint: str
     host: str  # the writer's
     state: str  # the writer's, by which he knows whether anything has changed since
+
+    @field_validator("files")
+    @classmethod
+    def _has_items(cls, files: dict[str, FileFacts]) -> dict[str, FileFacts]:
+        if FILE_NAME not in files:
+            raise ValueError(f"{FILE_NAME} is not among them")
+        return files
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self:
@@ -78,9 +96,14 @@ class Manifest(BaseModel):
             )
         return manifest
 
-    def file(self, folder: Path) -> Path:
-        """Return where the snapshot lies."""
-        return _file(folder, self.name, self.generation)
+    def home(self, folder: Path) -> Path:
+        """Return where the files lie."""
+        return _home(folder, self.name, self.generation)
+
+    @property
+    def sha256(self) -> str:
+        """What no other snapshot has."""
+        return self.files[FILE_NAME].sha256
 
 
 def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> tuple[Manifest, bool]:
@@ -91,47 +114,50 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
     name = path.name
     if not folder.is_dir():
         raise NotFound(f"there is no folder {folder} to publish to; make it, or mount it")
-    with claimed(path, "publish"):
+    with claimed(path, "publish") as work:
         now = datetime.now(UTC)
         with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
             meta, stands = store.meta, reader.state()
-        content = (stands.last_seq, stands.last_removal, stands.wanted_index, stands.wanted_recall)
-        state = " ".join(map(str, (meta.id, *content)))
+        state = f"{meta.id} {stands.change}"
         last = _last(folder, name)
         if last is not None and last.state == state and _is_there(last, folder):
             manifest = last.model_copy(update={"time": now})
             _put(manifest, folder)
             return manifest, False
         found = _snapshots(folder, name)
-        generation = 1 + max([*found, last.generation if last else 0])
-        local, file = path.with_name(f".{name}.snapshot"), _file(folder, name, generation)
-        local.unlink(missing_ok=True)  # a crash has left it
+        generation = 1 + (last.generation if last else max(found, default=0))
+        home = _home(folder, name, generation)
         try:
-            items = snapshot(path, local, advance=advance)
-            size, sha256 = copy_hashed(local, file)
+            if generation in found:  # what a crash has left
+                shutil.rmtree(home)
+            files, items = copy_indexed(path, work, advance=advance)
+            home.mkdir()
+            facts = {each.name: copy_hashed(each, home / each.name) for each in files}
+        except OSError as error:
+            raise disk_error(error, f"the folder {home}") from error
         finally:
-            local.unlink(missing_ok=True)
+            for each in work.iterdir():
+                each.unlink()
         manifest = Manifest(
             name=name,
             generation=generation,
             time=now,
-            bytes=size,
-            sha256=sha256,
             items=items,
+            files=facts,
             model_name=meta.model_name,
             fingerprint=meta.fingerprint,
             host=socket.gethostname(),
             state=state,
         )
         _put(manifest, folder)
+        kept = generation, last.generation if last else 0  # which somebody may be fetching
         for number, each in found.items():
-            if last is None or number != last.generation:  # which somebody may be fetching
-                with suppress(OSError):
-                    each.unlink()
+            if number not in kept:
+                shutil.rmtree(each, ignore_errors=True)
         return manifest, True
 
 
-def copy_hashed(source: Path, target: Path, *, most: int | None = None) -> tuple[int, str]:
+def copy_hashed(source: Path, target: Path, *, most: int | None = None) -> FileFacts:
     """Copy a file to one that is not there yet, on disk; returns bytes and SHA-256 of what was copied.
 
     It ends behind `most` bytes. Where it fails, nothing is left at `target`.
@@ -158,7 +184,7 @@ def copy_hashed(source: Path, target: Path, *, most: int | None = None) -> tuple
         ) from error
     except OSError as error:
         raise disk_error(error, f"the file {target}") from error
-    return size, digest.hexdigest()
+    return FileFacts(size, digest.hexdigest())
 
 
 def _pieces(source: Path) -> Iterator[bytes]:
@@ -188,17 +214,18 @@ def _last(folder: Path, name: str) -> Manifest | None:
 
 def _is_there(manifest: Manifest, folder: Path) -> bool:
     with suppress(OSError):
-        return manifest.file(folder).stat().st_size == manifest.bytes
+        home = manifest.home(folder)
+        return all((home / name).stat().st_size == it.bytes for name, it in manifest.files.items())
     return False
 
 
-def _file(folder: Path, name: str, generation: int) -> Path:
-    return folder / f"{name}-{generation}.snapshot"
+def _home(folder: Path, name: str, generation: int) -> Path:
+    return folder / f"{name}.generation-{generation}"
 
 
 def _snapshots(folder: Path, name: str) -> dict[int, Path]:
     """Return the snapshots of a gallery, whole or not, by generation."""
-    named = re.compile(rf"{re.escape(name)}-(\d+)\.snapshot")
+    named = re.compile(rf"{re.escape(name)}\.generation-(\d+)")
     try:
         return {int(found[1]): each for each in folder.iterdir() if (found := named.fullmatch(each.name))}
     except OSError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.folder import claimed
 from serving.gallery.follow import Followed, follow
-from serving.gallery.gallery import Gallery, GalleryItem, ItemChange
+from serving.gallery.gallery import Gallery, GalleryItem
+from serving.gallery.item import ItemChange
 from serving.gallery.note import NOTE_NAME, read_note, write_note
 from serving.gallery.publish import Manifest, publish
 from serving.gallery.verify import verify
@@ -53,14 +55,16 @@ class Pair:
         keys = [f"k{n}" for n in range(EACH * generation)]
         row = AXES[0] if self.writer.meta.dimension == 4 else vector_for(b"all")
         self.writer.upsert([GalleryItem(key, row, str(generation)) for key in keys])
+        if generation % 3:  # else all of them are newer than the index
+            self.writer.rebuild()
 
     def publish(self, generation: int | None = None) -> Manifest:
         if generation is not None:
             self.write(generation)
         return publish(self.writer.path, self.folder)[0]
 
-    def follow(self, **asked: bool) -> Followed:
-        return follow(self.path, self.folder, **asked)
+    def follow(self, *, older: bool = False, any_model: bool = False) -> Followed:
+        return follow(self.path, self.folder, older=older, any_model=any_model)
 
     def served(self) -> int:
         """The generation that the reader's gallery holds, whole and sound; 0 where there is none."""
@@ -74,6 +78,12 @@ class Pair:
         (label,) = {*labels}
         assert len(labels) == len(hits) == EACH * int(label)
         return int(label)
+
+    def store(self, generation: int) -> Path:
+        return self.folder / f"birds.generation-{generation}" / "gallery.sqlite"
+
+    def index(self, generation: int) -> Path:
+        return next(self.store(generation).parent.glob("*.faiss"))
 
     def followed(self) -> int:
         """The generation that the reader's gallery has a note of; 0 where it has none."""
@@ -106,6 +116,9 @@ def test_no_call_fails_while_a_served_gallery_follows(memory: Path, encoder: Fak
                 assert len(result.hits) == EACH * int(label)
                 seen.append(label)
 
+    def saw(before: int, label: str) -> bool:
+        return label in seen[before:] or any(each.done() for each in searching)
+
     with (
         closing(pair.writer),
         serving(encoder, GalleryDirectory(pair.reader)) as server,
@@ -117,7 +130,8 @@ def test_no_call_fails_while_a_served_gallery_follows(memory: Path, encoder: Fak
             for generation in range(2, 7):
                 pair.publish(generation)
                 assert pair.follow().new
-                until(lambda label=f"{generation}": label in seen[-1:] or any(it.done() for it in searching))
+                before = len(seen)
+                until(partial(saw, before, f"{generation}"))
                 time.sleep(0.02)
         finally:
             done.set()
@@ -159,7 +173,6 @@ def test_what_has_not_changed_is_neither_published_nor_fetched(pair: Pair) -> No
     first = pair.publish(1)
     assert pair.follow() == Followed(1, EACH, new=True, previous="")
     shared, gallery = looked(pair.folder), looked(pair.path)
-    pair.writer.rebuild()  # the same items
     second, new = publish(pair.writer.path, pair.folder)
     assert not new
     assert second.model_copy(update={"time": first.time}) == first
@@ -172,23 +185,26 @@ def test_what_has_not_changed_is_neither_published_nor_fetched(pair: Pair) -> No
     assert {name for name, it in looked(pair.path).items() if gallery[name] != it} == {NOTE_NAME}
     pair.writer.delete(["k0"])
     assert pair.publish().generation == 2
-    second.file(pair.folder).with_name("birds-2.snapshot").unlink()
-    assert pair.publish().generation == 3  # as nobody could fetch it
+    pair.writer.rebuild()  # of the same items
+    assert pair.publish().generation == 3
+    os.truncate(pair.folder / "birds.generation-3" / "gallery.sqlite", 5000)
+    assert pair.publish().generation == 4  # as nobody could fetch it
 
 
 def test_the_folder_keeps_two_snapshots_and_no_halves(pair: Pair) -> None:
     for generation in (1, 2, 3):
         pair.publish(generation)
-    (pair.folder / "birds-4.snapshot").write_bytes(b"half")  # of a writer that was killed
+    for half in ("birds.generation-4", "birds.generation-5"):  # of a writer that was killed
+        shutil.copytree(pair.folder / "birds.generation-2", pair.folder / half)
     (pair.folder / "birds.json.0123abcd.tmp").write_bytes(b"half")
-    (pair.folder / "birds-2-1.snapshot").write_bytes(b"of another gallery")
-    assert pair.publish(4).generation == 5
+    (pair.folder / "birds-2.generation-1").mkdir()  # of another gallery
+    assert pair.publish(4).generation == 4
     assert sorted(path.name for path in pair.folder.iterdir()) == [
-        "birds-2-1.snapshot", "birds-3.snapshot", "birds-5.snapshot", "birds.json",
+        "birds-2.generation-1", "birds.generation-3", "birds.generation-4", "birds.json",
     ]  # fmt: skip
-    assert sorted(path.name for path in pair.writer.path.parent.iterdir()) == [".birds.publish", "birds"]
+    assert not [*(pair.writer.path.parent / ".birds.publish").iterdir()]
     (pair.folder / "birds.json").unlink()
-    assert pair.publish().generation == 6
+    assert pair.publish().generation == 5
     with pytest.raises(
         errors.NotFound, match=r"there is no folder .*gone to publish to; make it, or mount it"
     ):
@@ -211,17 +227,22 @@ def change(**fields: Any) -> Callable[[Pair], None]:
 @pytest.mark.parametrize(
     ("harm", "kind", "words"),
     [
-        (lambda it: os.truncate(it.folder / "birds-2.snapshot", 5000), errors.BadArtifact, "5,000 bytes of"),
-        (lambda it: flip(it.folder / "birds-2.snapshot", 9000), errors.BadArtifact, "not the one that was"),
-        (lambda it: (it.folder / "birds-2.snapshot").unlink(), errors.NotFound, "not come yet, or is gone"),
-        (change(bytes=4096), errors.BadArtifact, "bytes or more of SHA-256 .*, expected 4,096 of"),
+        (lambda it: os.truncate(it.store(2), 5000), errors.BadArtifact, "not what was .* 5,000 bytes of"),
+        (lambda it: os.truncate(it.store(2), 1 << 20), errors.BadArtifact, "bytes or more of .*expected"),
+        (lambda it: flip(it.store(2), 9000), errors.BadArtifact, "not what was published, or not all of it"),
+        (lambda it: flip(it.index(2), 99), errors.BadArtifact, r"/index-\S+\.faiss is not what was"),
+        (lambda it: it.store(2).unlink(), errors.NotFound, "has not come yet, or is gone already"),
+        (lambda it: shutil.rmtree(it.store(2).parent), errors.NotFound, "has not come yet"),
+        (change(files={}), errors.BadArtifact, "files.*gallery.sqlite is not among them"),
+        (change(files={"../../x": (1, "0")}), errors.BadArtifact, "files.*pattern"),
+        (change(items=39), errors.BadArtifact, "has 40 items of the model ffff.*tells of 39 of ffff"),
         (change(format=2), errors.BadArtifact, "of format 2; expected birds and 1.*upgrade crossbatch"),
         (change(name="bees"), errors.BadArtifact, "is of the gallery bees.*expected birds"),
         (change(generation="x"), errors.BadArtifact, r"no manifest .*\(generation: Input should"),
         (lambda it: os.truncate(it.folder / "birds.json", 40), errors.BadArtifact, "no manifest"),
         (lambda it: (it.folder / "birds.json").unlink(), errors.NotFound, "no manifest .* is mounted here"),
         (lambda it: it.folder.rename(it.folder.with_name("away")), errors.NotFound, "no manifest"),
-        (change(generation=1, sha256="0"), errors.Mismatch, "generation 1 is served here.*by --older"),
+        (change(generation=1, items=1), errors.Mismatch, "generation 1 is served here.*by --older"),
         (change(fingerprint="e" * 64), errors.ModelMismatch, r"model m \(fingerprint e+\).*--any-model"),
     ],
 )  # fmt: skip
@@ -304,7 +325,7 @@ def test_a_full_disk_is_told_and_the_generation_before_stays(pair: Pair, small_d
     pair.path, ballast = small_disk / "birds", small_disk / "ballast"
     pair.publish(1)
     pair.follow()
-    size = pair.publish(2).bytes
+    size = pair.publish(2).files["gallery.sqlite"].bytes
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
@@ -312,7 +333,7 @@ def test_a_full_disk_is_told_and_the_generation_before_stays(pair: Pair, small_d
         os.truncate(ballast, ballast.stat().st_size - room)
         with pytest.raises(errors.Overloaded, match=r"full.*; free some space"):
             pair.follow()
-        assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "birds"]
+        assert {path.name for path in small_disk.iterdir()} - {"birds.before-2"} == {"ballast", "birds"}
     ballast.unlink()
     assert pair.served() == 1
     assert pair.follow().new
