@@ -6,7 +6,7 @@ with another id. Both are made aside, verified, and then put in their places at 
 
 import os
 import shutil
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from serving.errors import BadArtifact, InvalidArgument, NotFound, Unavailable
@@ -16,11 +16,9 @@ from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
-from serving.gallery.verify import Verification, verify
+from serving.gallery.verify import verify
 
 __all__ = ["copy_indexed", "restore", "snapshot"]
-
-_TRIES = 3  # a rebuild takes longer than a copy: three that end in three copies are no accident
 
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -31,37 +29,29 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
     check_path(file)
     with closing(Store(path / FILE_NAME)) as store, written_once(file) as aside:
         store.copy_to(aside)
-        found = verify(aside, advance=advance)
-        if found.problems:
-            raise _damaged(path, found)
-    return found.items
+        return _verified(path, aside, advance)
 
 
 def copy_indexed(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> tuple[list[Path], int]:
-    """Copy a gallery of one state with its index into a folder of ours, while writes go on, and verify it.
+    """Copy a gallery of one state, with its index, while writes go on, and verify it.
 
-    What was in the folder is removed. Returns the files and how many items; raises as `snapshot` does.
+    Returns the files in the folder, which is empty before, and how many items; raises as `snapshot` does, and
+    Unavailable where the index was made anew meanwhile.
     """
-    for _ in range(_TRIES):
-        for each in folder.iterdir():
-            each.unlink()
-        file = folder / FILE_NAME
-        with closing(Store(path / FILE_NAME)) as store:
-            store.copy_to(file, indexed=True)
-        with closing(Store(file)) as store, store.read() as reader:
-            index = reader.state().index_file
-        files = [path / index, (path / index).with_suffix(".columns")] if index else []
-        with suppress(FileNotFoundError):  # since then a newer one was published, and this one removed
-            for each in files:
-                _link(each, folder / each.name)
-            found = verify(folder, advance=advance)
-            if found.problems:
-                raise _damaged(path, found)
-            return [file, *(folder / each.name for each in files)], found.items
-    raise Unavailable(
-        f"the index of the gallery {path.name} is gone, or replaced again and again; try again, or make it "
-        f"anew by crossbatch gallery rebuild {path.name}"
-    )
+    files = [folder / FILE_NAME]
+    with closing(Store(path / FILE_NAME)) as store:
+        store.copy_to(files[0], indexed=True)
+    with closing(Store(files[0])) as store, store.read() as reader:
+        index = reader.state().index_file
+    if index:
+        files += [folder / index, (folder / index).with_suffix(".columns")]
+    try:
+        for each in files[1:]:
+            os.link(path / each.name, each)  # which stays, where it is removed there
+    except FileNotFoundError as error:
+        anew = f"try again, or make it anew by crossbatch gallery rebuild {path.name}"
+        raise Unavailable(f"an index of the gallery {path.name} has just been replaced; {anew}") from error
+    return files, _verified(path, folder, advance)
 
 
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -99,18 +89,12 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
     return found.items
 
 
-def _link(source: Path, target: Path) -> None:
-    """Give a file that never changes another name, or copy it where the file system has no links."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def _damaged(path: Path, found: Verification) -> BadArtifact:
-    return BadArtifact(
-        f"the gallery {path.name} is damaged, and no snapshot of it was written: {found.problems[0]}; "
-        f"see crossbatch gallery verify {path.name}"
-    )
+def _verified(path: Path, copy: Path, advance: Advance) -> int:
+    """Verify the copy of a gallery; returns how many items it has."""
+    found = verify(copy, advance=advance)
+    if found.problems:
+        raise BadArtifact(
+            f"the gallery {path.name} is damaged, and no snapshot of it was written: {found.problems[0]}; "
+            f"see crossbatch gallery verify {path.name}"
+        )
+    return found.items

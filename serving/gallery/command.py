@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from serving.gallery.follow import follow, repeat
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
-from serving.gallery.publish import publish
+from serving.gallery.publish import Manifest, publish
 from serving.gallery.report import render
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
@@ -248,37 +249,34 @@ def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str
 
 
 def _publish(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
-    def work(advance: Advance) -> dict[str, Any]:
-        manifest, new = publish(directory.path_of(name), Path(folder), advance=advance)
-        told = manifest.model_dump(include={"generation", "items", "files"})
-        return {"name": name, "folder": folder, "new": new, **told}
+    def work(advance: Advance) -> tuple[Manifest, bool]:
+        return publish(directory.path_of(name), Path(folder), advance=advance)  # which a switch may change
 
     return _repeated("publish", work, settings.every)
 
 
 def _follow(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
     path = directory.path / check_name(name)
-    wanted = {"any_model": settings.any_model, "older": settings.older}
-
-    def work(advance: Advance) -> dict[str, Any]:
-        found = follow(path, Path(folder), **wanted, advance=advance)
-        return {"name": name, "folder": folder, **dataclasses.asdict(found)}
-
+    work = partial(follow, path, Path(folder), any_model=settings.any_model, older=settings.older)
     with claimed(path, "follow"):
         return _repeated("follow", work, None if settings.once else settings.every or _EVERY)
 
 
-def _repeated(action: str, work: Callable[[Advance], dict[str, Any]], every: float | None) -> dict[str, Any]:
-    """Do work once, or without an end, telling what is new."""
-    if every is None:
-        with stages("item") as advance:
-            return work(advance)
+def _repeated(action: str, work: Callable[..., tuple[Manifest, bool]], every: float | None) -> dict[str, Any]:
+    """Publish or follow once, or without an end, telling what is new."""
+
+    def result(advance: Advance) -> dict[str, Any]:
+        manifest, new = work(advance=advance)
+        return {"name": manifest.name, "generation": manifest.generation, "items": manifest.items, "new": new}
 
     def told() -> str:
-        result = work(lambda *_: None)
-        return render({"action": action, **result}) if result["new"] else ""
+        found = result(lambda *_: None)
+        return render({"action": action, **found}) if found["new"] else ""
 
-    return repeat(told, every)
+    if every is not None:
+        repeat(told, every)
+    with stages("item") as advance:
+        return result(advance)
 
 
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes

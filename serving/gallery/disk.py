@@ -61,10 +61,13 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def rewrite(path: Path, text: str) -> None:
     """Put a text into a file that one process at a time writes; it has the text before or this one, whole."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a crash
-        left.unlink(missing_ok=True)
-    with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    try:
+        for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a crash
+            left.unlink(missing_ok=True)
+        with written_aside(path) as aside:
+            aside.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, f"the file {path}") from error
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def made_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def claimed(gallery: Path, work: str) -> Iterator[Path]:
-    """Do some work on what has a gallery's name as the one process that does; yields a folder for it.
+    """Do some work on a gallery's name as the only process; yields a folder for it, which is empty.
 
     Overloaded tells that another one does that work.
     """
@@ -84,6 +84,8 @@ def claimed(gallery: Path, work: str) -> Iterator[Path]:
         try:
             make_folder(folder)
             held.enter_context(folder_held(folder, busy, timeout=0.0))
+            for left in folder.iterdir():  # by a crash
+                left.unlink()
         except OSError as error:
             raise disk_error(error, f"the folder {folder}") from error
         yield folder

@@ -1,6 +1,6 @@
 """Following: a gallery that is fetched anew, as a whole, whenever its writer has published it (`publish`).
 
-The next generation is made beside the one that is served, and takes its name in one step (`folder`). The one
+The next generation is put beside the one that is served, and takes its name in one step (`folder`). The one
 before lies at NAME.before-<generation> until the one after that has come.
 """
 
@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,22 +25,12 @@ from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.observability.logs import configure_logs, flush_logs
 
-__all__ = ["Followed", "follow", "repeat"]
+__all__ = ["follow", "repeat"]
 
 _SWITCH = 60.0  # seconds that a switch waits for whoever works on the gallery
 _MOST_PAUSE = 60.0  # seconds
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What a look into the folder has led to."""
-
-    generation: int  # that is served now
-    items: int
-    new: bool  # whether it was not before
-    previous: str  # where the one before lies; empty where there is none
 
 
 def follow(
@@ -50,26 +40,31 @@ def follow(
     any_model: bool = False,
     older: bool = False,
     advance: Advance = lambda *_: None,
-) -> Followed:
-    """Let the gallery at `path` be the newest generation that a folder holds; only one process may do so.
+) -> tuple[Manifest, bool]:
+    """Let the gallery at `path` be the newest that a folder has; returns whether it was another before.
 
-    Whatever it raises, the gallery is whole, and of the generation before or of this one. Without `any_model`
-    a generation of another model is refused, and without `older` one that is not newer.
+    Only one process may do so. Whatever is raised, the gallery is whole, of the generation before or of this
+    one. Without `any_model` one of another model is refused, and without `older` one that is not newer.
     """
     manifest = Manifest.read(folder, path.name)
     for left in path.parent.glob(f".{path.name}.before-*.new-*"):  # by a crash
         shutil.rmtree(left, ignore_errors=True)
     before = path.with_name(f"{path.name}.before-{manifest.generation}")
-    note, made = _note_here(path), read_note(before)
-    new = note is None or not _are_same(note, manifest)
+    note, made = read_note(path), read_note(before)
+    new = note is None or note.id != manifest.id
     if note is None:
+        if (path / FILE_NAME).exists():
+            raise AlreadyExists(
+                f"the gallery {path.name} in {path.parent} follows nobody, and what is fetched would replace "
+                "it; give it another name first, or follow in another folder of galleries"
+            )
         note = _fetch(path, folder, manifest, advance)
     elif new:
-        _check(path, note, made, manifest, any_model=any_model, older=older)
-        if made is not None and not _are_same(made, manifest):
+        ready = made if made is not None and made.id == manifest.id else None
+        _check(path, note, ready, manifest, any_model=any_model, older=older)
+        if made is not None and ready is None:
             drop_gallery(before)
-            made = None
-        note = made or _fetch(before, folder, manifest, advance)
+        note = ready or _fetch(before, folder, manifest, advance)
         take_name(path, before, timeout=_SWITCH)
     confirmed = replace(note, time=manifest.time.isoformat(), served=True)
     if confirmed != note:
@@ -77,11 +72,11 @@ def follow(
     for each in path.parent.glob(f"{path.name}.before-*"):
         if each != before and read_note(each) is not None:
             drop_gallery(each)
-    return Followed(manifest.generation, manifest.items, new, before.name if before.exists() else "")
+    return manifest, new
 
 
 def repeat(work: Callable[[], str], every: float) -> NoReturn:
-    """Do work again and again, until SIGTERM or Ctrl-C, and tell what it says and what it raises.
+    """Do work again and again, until SIGTERM or Ctrl-C, and log what it says and what it raises.
 
     After one that failed the pause is twice as long as the one before, up to a minute.
     """
@@ -103,26 +98,12 @@ def repeat(work: Callable[[], str], every: float) -> NoReturn:
         flush_logs()
 
 
-def _note_here(path: Path) -> Note | None:
-    note = read_note(path)
-    if note is None and (path / FILE_NAME).is_file():
-        raise AlreadyExists(
-            f"the gallery {path.name} in {path.parent} follows nobody, and what is fetched would replace it; "
-            "give it another name first, or follow in another folder of galleries"
-        )
-    return note
-
-
-def _are_same(note: Note, manifest: Manifest) -> bool:
-    return (note.generation, note.sha256) == (manifest.generation, manifest.sha256)
-
-
 def _check(
-    path: Path, note: Note, made: Note | None, manifest: Manifest, *, any_model: bool, older: bool
+    path: Path, note: Note, ready: Note | None, manifest: Manifest, *, any_model: bool, older: bool
 ) -> None:
     """Raise Mismatch for a generation that is not to take the name."""
     told = f"generation {manifest.generation} of the gallery {path.name}"
-    if not older and made is not None and made.served and _are_same(made, manifest):
+    if not older and ready is not None and ready.served:
         raise Mismatch(f"{told} was rolled back here; the next one is taken, or by --older this one again")
     if not older and manifest.generation <= note.generation:
         raise Mismatch(
@@ -130,42 +111,29 @@ def _check(
             "what publishes there, or take it all the same by --older"
         )
     with closing(Store(path / FILE_NAME)) as store:
-        meta = store.meta
-    if not any_model and manifest.fingerprint != meta.fingerprint:
+        ours = store.meta
+    if not any_model and manifest.fingerprint != ours.fingerprint:
         raise ModelMismatch(
             f"{told} is of the model {manifest.model_name} (fingerprint {manifest.fingerprint[:12]}), and "
-            f"the one served here of {meta.model_name} (fingerprint {meta.fingerprint[:12]}); load the new "
+            f"the one served here of {ours.model_name} (fingerprint {ours.fingerprint[:12]}); load the new "
             "model into the server beside the old one, then take the generation by --any-model"
         )
 
 
 def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> Note:
-    """Make a gallery of the newest snapshot; whole, or not at all."""
-    note = Note(
-        str(folder),
-        manifest.host,
-        manifest.generation,
-        manifest.sha256,
-        manifest.time.isoformat(),
-        served=False,
-    )
+    """Make a gallery of the newest generation; whole, or not at all."""
+    facts = (manifest.host, manifest.generation, manifest.id, manifest.time.isoformat())
+    note = Note(str(folder), *facts, served=False)
     with made_aside(path) as aside:
         for done, (name, file) in enumerate(manifest.files.items()):
             advance("fetch", done, len(manifest.files))
             source = manifest.home(folder) / name
             found = copy_hashed(source, aside / name, most=file.bytes)
             if found != file:
-                size = f"{found.bytes:,} bytes{' or more' if found.bytes > file.bytes else ''}"
                 raise BadArtifact(
-                    f"{source} is not what was published, or not all of it: {size} of SHA-256 "
+                    f"{source} is not what was published, or not all of it: {found.bytes:,} bytes of SHA-256 "
                     f"{found.sha256[:12]}, expected {file.bytes:,} of {file.sha256[:12]}; it is left"
                 )
         write_note(aside, note)
-        with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
-            told, has = (manifest.fingerprint, manifest.items), (gallery.meta.fingerprint, gallery.count())
-        if told != has:
-            raise BadArtifact(
-                f"{manifest.home(folder)} has {has[1]:,} items of the model {has[0][:12]}, and the manifest "
-                f"tells of {told[1]:,} of {told[0][:12]}; publish it again"
-            )
+        Gallery.open(aside, policy=RebuildPolicy(automatic=False)).close()
     return note

@@ -1,7 +1,6 @@
 """The note in the folder of a gallery that follows another: what it is a copy of, and how old that is.
 
-The server reads it, the follower writes it. Such a gallery is made by snapshots alone: the next one would
-undo any other write, so none is taken.
+The follower writes it, the server reads it. The next generation would undo any other write: none is taken.
 """
 
 import json
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from serving.errors import BadArtifact, ReadOnly
-from serving.gallery.disk import disk_error, rewrite
+from serving.gallery.disk import rewrite
 
 __all__ = ["NOTE_NAME", "Note", "check_own", "read_note", "write_note"]
 
@@ -24,7 +23,7 @@ class Note:
     folder: str
     host: str  # of the writer
     generation: int
-    sha256: str  # of the snapshot
+    id: str
     time: str  # ISO 8601; so late this was the writer's state for certain
     served: bool  # whether it ever had the name that is followed
 
@@ -35,15 +34,14 @@ class Note:
 
 def read_note(gallery: Path) -> Note | None:
     """Return the note in a gallery's folder, None where there is none: it follows nobody."""
-    path = gallery / NOTE_NAME
     try:
-        note = Note(**json.loads(path.read_bytes()))
+        note = Note(**json.loads((gallery / NOTE_NAME).read_bytes()))
         note.lag()
     except FileNotFoundError:
         return None
     except (OSError, TypeError, ValueError) as error:
         raise BadArtifact(
-            f"the note {path} of what the gallery follows cannot be read ({error}); drop the gallery, and "
+            f"{gallery / NOTE_NAME} does not tell what the gallery follows ({error}); drop the gallery, and "
             "crossbatch gallery follow fetches it again"
         ) from error
     return note
@@ -51,17 +49,13 @@ def read_note(gallery: Path) -> Note | None:
 
 def write_note(gallery: Path, note: Note) -> None:
     """Put a note into a gallery's folder, in place of the one before."""
-    path = gallery / NOTE_NAME
-    try:
-        rewrite(path, json.dumps(asdict(note)))
-    except OSError as error:
-        raise disk_error(error, f"the note {path}") from error
+    rewrite(gallery / NOTE_NAME, json.dumps(asdict(note)))
 
 
 def check_own(gallery: Path) -> None:
     """Raise ReadOnly for a gallery that follows another."""
     if (note := read_note(gallery)) is not None:
         raise ReadOnly(
-            f"the gallery {gallery.name} follows the one that {note.host} publishes, whose next snapshot "
+            f"the gallery {gallery.name} follows the one that {note.host} publishes, whose next generation "
             "would undo a write here; write to that one"
         )

@@ -1,4 +1,4 @@
-"""Publishing: snapshots of a gallery in a folder that its readers see, for `crossbatch gallery follow`.
+"""Publishing: a gallery in a folder that its readers see, for `crossbatch gallery follow`.
 
     NAME.generation-<n>/    the gallery in one state, with its index (`archive`); the newest two
     NAME.json               the manifest: which of them is the newest, and what it is; put in place last
@@ -9,22 +9,23 @@ tells size and SHA-256 of each file, so who finds a part of one, or none, notice
 publishes a gallery.
 """
 
+import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import AlreadyExists, BadArtifact, NotFound, Unavailable
+from serving.errors import BadArtifact, NotFound, Unavailable
 from serving.gallery.archive import copy_indexed
-from serving.gallery.disk import disk_error, rewrite, sync
+from serving.gallery.disk import disk_error, rewrite
 from serving.gallery.folder import claimed
 from serving.gallery.index.builder import Advance
 from serving.gallery.store.schema import FILE_NAME
@@ -32,11 +33,8 @@ from serving.gallery.store.store import Store
 
 __all__ = ["Manifest", "copy_hashed", "publish"]
 
-FORMAT = 1
-_PIECE = 1 << 20  # bytes
-
-
 FileName = Annotated[str, Field(pattern=rf"^({FILE_NAME}|index-[0-9a-f-]+\.(faiss|columns))$")]
+_PIECE = 1 << 20  # bytes
 
 
 class FileFacts(NamedTuple):
@@ -47,109 +45,98 @@ class FileFacts(NamedTuple):
 
 
 class Manifest(BaseModel):
-    """What the newest snapshot of a gallery is."""
+    """What the newest generation of a gallery is."""
 
     model_config = ConfigDict(frozen=True)
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     name: str
-    generation: int  # grows with each snapshot
+    generation: int  # grows by one
+    id: str  # random, should a folder be begun anew
     time: AwareDatetime  # so late it was the writer's state for certain
     items: int
-    files: dict[FileName, FileFacts]
     model_name: str
     fingerprint: str
     host: str  # the writer's
-    state: str  # the writer's, by which he knows whether anything has changed since
-
-    @field_validator("files")
-    @classmethod
-    def _has_items(cls, files: dict[str, FileFacts]) -> dict[str, FileFacts]:
-        if FILE_NAME not in files:
-            raise ValueError(f"{FILE_NAME} is not among them")
-        return files
+    state: str  # by which the writer knows whether anything has changed since
+    files: dict[FileName, FileFacts]
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self:
-        """Read the manifest of a gallery; BadArtifact tells that it is none, NotFound that there is none."""
+        """Read the manifest of a gallery."""
         path = folder / f"{name}.json"
         try:
             manifest = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError as error:
-            raise NotFound(
-                f"there is no manifest {path}; let crossbatch gallery publish {name} write to that folder, "
-                "and see that it is mounted here"
-            ) from error
         except OSError as error:
-            raise Unavailable(f"the manifest {path} cannot be read ({error.strerror})") from error
+            raise Unavailable(
+                f"the manifest {path} cannot be read ({error.strerror}); see that crossbatch gallery publish "
+                f"{name} writes to that folder, and that it is mounted here"
+            ) from error
         except ValidationError as error:
             first = error.errors()[0]
-            told = ": ".join([*map(str, first["loc"]), first["msg"]])
             raise BadArtifact(
-                f"{path} is no manifest of crossbatch gallery publish ({told}); remove it, and publish the "
-                f"gallery {name} again"
+                f"{path} is no manifest that this crossbatch reads ({'.'.join(map(str, first['loc']))}: "
+                f"{first['msg']}); upgrade it, or remove that file and publish the gallery again"
             ) from error
-        if (manifest.format, manifest.name) != (FORMAT, name):
-            raise BadArtifact(
-                f"{path} is of the gallery {manifest.name} and of format {manifest.format}; expected {name} "
-                f"and {FORMAT}: look at what publishes there, or upgrade crossbatch"
-            )
+        if manifest.name != name:
+            raise BadArtifact(f"{path} is of the gallery {manifest.name}; look at what publishes there")
         return manifest
 
     def home(self, folder: Path) -> Path:
         """Return where the files lie."""
         return _home(folder, self.name, self.generation)
 
-    @property
-    def sha256(self) -> str:
-        """What no other snapshot has."""
-        return self.files[FILE_NAME].sha256
+    def is_in(self, folder: Path) -> bool:
+        """Tell whether all files are there, by their sizes."""
+        try:
+            return all((self.home(folder) / it).stat().st_size == self.files[it].bytes for it in self.files)
+        except OSError:
+            return False
 
 
 def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> tuple[Manifest, bool]:
-    """Publish the gallery at `path` into a folder, unless nothing has changed; returns whether that was so.
+    """Publish the gallery at `path` in a folder, unless nothing has changed; returns whether that was done.
 
     The time in the manifest is this one, either way.
     """
-    name = path.name
     if not folder.is_dir():
-        raise NotFound(f"there is no folder {folder} to publish to; make it, or mount it")
+        raise NotFound(f"there is no folder {folder} to publish in; make it, or mount it")
+    name = path.name
     with claimed(path, "publish") as work:
         now = datetime.now(UTC)
         with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
-            meta, stands = store.meta, reader.state()
-        state = f"{meta.id} {stands.change}"
-        last = _last(folder, name)
-        if last is not None and last.state == state and _is_there(last, folder):
-            manifest = last.model_copy(update={"time": now})
-            _put(manifest, folder)
+            meta, state = store.meta, f"{store.meta.id} {reader.change()}"
+        last = Manifest.read(folder, name) if (folder / f"{name}.json").exists() else None
+        if last is not None and last.state == state and last.is_in(folder):
+            _put(manifest := last.model_copy(update={"time": now}), folder)
             return manifest, False
-        found = _snapshots(folder, name)
-        generation = 1 + (last.generation if last else max(found, default=0))
-        home = _home(folder, name, generation)
         try:
+            named = re.compile(rf"{re.escape(name)}\.generation-(\d+)")
+            found = {int(it[1]): each for each in folder.iterdir() if (it := named.fullmatch(each.name))}
+            generation = 1 + (last.generation if last else max(found, default=0))
+            home = _home(folder, name, generation)
             if generation in found:  # what a crash has left
                 shutil.rmtree(home)
             files, items = copy_indexed(path, work, advance=advance)
             home.mkdir()
             facts = {each.name: copy_hashed(each, home / each.name) for each in files}
+            manifest = Manifest(
+                name=name,
+                generation=generation,
+                id=secrets.token_hex(8),
+                time=now,
+                items=items,
+                model_name=meta.model_name,
+                fingerprint=meta.fingerprint,
+                host=socket.gethostname(),
+                state=state,
+                files=facts,
+            )
+            _put(manifest, folder)
         except OSError as error:
-            raise disk_error(error, f"the folder {home}") from error
+            raise disk_error(error, f"the folder {folder}") from error
         finally:
-            for each in work.iterdir():
-                each.unlink()
-        manifest = Manifest(
-            name=name,
-            generation=generation,
-            time=now,
-            items=items,
-            files=facts,
-            model_name=meta.model_name,
-            fingerprint=meta.fingerprint,
-            host=socket.gethostname(),
-            state=state,
-        )
-        _put(manifest, folder)
+            shutil.rmtree(work, ignore_errors=True)
         kept = generation, last.generation if last else 0  # which somebody may be fetching
         for number, each in found.items():
             if number not in kept:
@@ -158,75 +145,28 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
 
 
 def copy_hashed(source: Path, target: Path, *, most: int | None = None) -> FileFacts:
-    """Copy a file to one that is not there yet, on disk; returns bytes and SHA-256 of what was copied.
-
-    It ends behind `most` bytes. Where it fails, nothing is left at `target`.
-    """
+    """Copy a file onto the disk, `most` bytes and a piece at most, and return what was copied."""
     digest, size = hashlib.sha256(), 0
     try:
-        with target.open("xb") as out:
-            try:
-                for piece in _pieces(source):
-                    digest.update(piece)
-                    size += out.write(piece)
-                    if most is not None and size > most:
-                        break
-                out.flush()
-                os.fsync(out.fileno())
-            except BaseException:
-                with suppress(OSError):
-                    target.unlink()
-                raise
-        sync(target.parent)
-    except FileExistsError as error:
-        raise AlreadyExists(
-            f"there is already something at {target}: another machine is publishing"
+        with source.open("rb") as file, target.open("xb") as out:
+            while (most is None or size <= most) and (piece := file.read(_PIECE)):
+                digest.update(piece)
+                size += out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise Unavailable(
+            f"{source} cannot be copied to {target.parent} ({error.strerror}); it has not come yet, is gone, "
+            "or a disk fails"
         ) from error
-    except OSError as error:
-        raise disk_error(error, f"the file {target}") from error
     return FileFacts(size, digest.hexdigest())
-
-
-def _pieces(source: Path) -> Iterator[bytes]:
-    try:
-        with source.open("rb") as file:
-            while piece := file.read(_PIECE):
-                yield piece
-    except FileNotFoundError as error:
-        raise NotFound(f"there is no snapshot {source}; it has not come yet, or is gone already") from error
-    except OSError as error:
-        raise Unavailable(f"the snapshot {source} cannot be read ({error.strerror})") from error
-
-
-def _put(manifest: Manifest, folder: Path) -> None:
-    path = folder / f"{manifest.name}.json"
-    try:
-        rewrite(path, manifest.model_dump_json(indent=1))
-    except OSError as error:
-        raise disk_error(error, f"the manifest {path}") from error
-
-
-def _last(folder: Path, name: str) -> Manifest | None:
-    with suppress(NotFound):
-        return Manifest.read(folder, name)
-    return None
-
-
-def _is_there(manifest: Manifest, folder: Path) -> bool:
-    with suppress(OSError):
-        home = manifest.home(folder)
-        return all((home / name).stat().st_size == it.bytes for name, it in manifest.files.items())
-    return False
 
 
 def _home(folder: Path, name: str, generation: int) -> Path:
     return folder / f"{name}.generation-{generation}"
 
 
-def _snapshots(folder: Path, name: str) -> dict[int, Path]:
-    """Return the snapshots of a gallery, whole or not, by generation."""
-    named = re.compile(rf"{re.escape(name)}\.generation-(\d+)")
-    try:
-        return {int(found[1]): each for each in folder.iterdir() if (found := named.fullmatch(each.name))}
-    except OSError as error:
-        raise Unavailable(f"the folder {folder} cannot be read ({error.strerror})") from error
+def _put(manifest: Manifest, folder: Path) -> None:
+    rewrite(folder / f"{manifest.name}.json", manifest.model_dump_json(indent=1))

@@ -29,7 +29,9 @@ def render(result: Mapping[str, Any]) -> str:
             size = f"{result['bytes'] / 1e6:,.1f} MB"
             return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
         case "publish" | "follow":
-            return _generation(result)
+            done = "published" if result["action"] == "publish" else "served"
+            told = f"generation {result['generation']} of the gallery {name} ({result['items']:,} items)"
+            return f"{told} is {'now' if result['new'] else 'still'} {done}"
         case "restore":
             return f"made the gallery {name} with {result['items']:,} items of {file}"
         case "import":
@@ -48,15 +50,6 @@ def render(result: Mapping[str, Any]) -> str:
         case "rollback":
             return f"the gallery {name} is again the one before; the other is now {other}"
     return f"{'dropped' if result['dropped'] else 'kept'} the gallery {name}"
-
-
-def _generation(result: Mapping[str, Any]) -> str:
-    """Say what publishing or following has led to."""
-    told = f"generation {result['generation']} of the gallery {result['name']} ({result['items']:,} items)"
-    if result["action"] == "publish":
-        return f"{told} is {'now' if result['new'] else 'still'} the newest in {result['folder']}"
-    back = f"; the one before is {result['previous']}" if result["previous"] else ""
-    return f"{told} is {'now' if result['new'] else 'still'} served{back}"
 
 
 def _verification(result: Mapping[str, Any]) -> str:
