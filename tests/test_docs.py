@@ -153,9 +153,10 @@ def test_the_galleries_page_runs(model: Path, catalogue: Path, at_home: Path, ru
     shutil.copy(model, at_home / "model.onnx")
     (at_home / "photos").symlink_to(catalogue)
     shutil.copy(min(catalogue.rglob("*.jpg")), at_home / "photo.jpg")
+    (at_home / "shared").mkdir()
     done = run_all("docs/galleries.md", run_here)
     actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
-    actions |= {"duplicates", "export", "import", "copy", "map"}
+    actions |= {"duplicates", "export", "import", "copy", "map", "publish", "follow"}
     assert done == {"index", "embed", "serve", "search", *actions}
 
 

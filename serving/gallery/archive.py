@@ -18,7 +18,7 @@ from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.gallery.verify import verify
 
-__all__ = ["restore", "snapshot"]
+__all__ = ["copy_indexed", "restore", "snapshot"]
 
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -29,13 +29,29 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
     check_path(file)
     with closing(Store(path / FILE_NAME)) as store, written_once(file) as aside:
         store.copy_to(aside)
-        found = verify(aside, advance=advance)
-        if found.problems:
-            raise BadArtifact(
-                f"the gallery {path.name} is damaged, and no snapshot of it was written: "
-                f"{found.problems[0]}; see crossbatch gallery verify {path.name}"
-            )
-    return found.items
+        return _verified(path, aside, advance)
+
+
+def copy_indexed(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> tuple[list[Path], int]:
+    """Copy a gallery of one state, with its index, while writes go on, and verify it.
+
+    Returns the files in the folder, which is empty before, and how many items; raises as `snapshot` does, and
+    Unavailable where the index was made anew meanwhile.
+    """
+    files = [folder / FILE_NAME]
+    with closing(Store(path / FILE_NAME)) as store:
+        store.copy_to(files[0], indexed=True)
+    with closing(Store(files[0])) as store, store.read() as reader:
+        index = reader.state().index_file
+    if index:
+        files += [folder / index, (folder / index).with_suffix(".columns")]
+    try:
+        for each in files[1:]:
+            os.link(path / each.name, each)  # which stays, where it is removed there
+    except FileNotFoundError as error:
+        anew = f"try again, or make it anew by crossbatch gallery rebuild {path.name}"
+        raise Unavailable(f"an index of the gallery {path.name} has just been replaced; {anew}") from error
+    return files, _verified(path, folder, advance)
 
 
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
@@ -70,4 +86,15 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
         given.unlink()
         with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
             gallery.rebuild(progress=advance)
+    return found.items
+
+
+def _verified(path: Path, copy: Path, advance: Advance) -> int:
+    """Verify the copy of a gallery; returns how many items it has."""
+    found = verify(copy, advance=advance)
+    if found.problems:
+        raise BadArtifact(
+            f"the gallery {path.name} is damaged, and no snapshot of it was written: {found.problems[0]}; "
+            f"see crossbatch gallery verify {path.name}"
+        )
     return found.items

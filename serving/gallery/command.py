@@ -3,8 +3,9 @@
 import csv
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,13 @@ from serving.gallery.address import Place, placed
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
+from serving.gallery.folder import claimed
+from serving.gallery.follow import follow, repeat
+from serving.gallery.index.builder import Advance
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
 from serving.gallery.place import Galleries, galleries_at
+from serving.gallery.publish import Manifest, publish
 from serving.gallery.report import render
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
@@ -26,16 +31,20 @@ from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
+_EVERY = 5.0  # seconds
 _OF_ONE = {
     "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
     "thumbnails": "export", "sync": "copy", "model": "import", "method": "map",
+    "every": "publish and follow", "once": "follow", "any_model": "follow", "older": "follow",
 }  # fmt: skip
-"""Flags that are for one action alone."""
+"""Flags that are for some actions alone."""
 _IN_FOLDERS = {
     "verify": "Milvus looks after its own files",
     "snapshot": "back Milvus up by its own tools, or copy the gallery into a folder",
     "restore": "restore it into a folder, and copy it from there",
     "map": "copy the gallery into a folder, make the map there, and copy it back",
+    "publish": "all servers see the same Milvus, and need no copy of it",
+    "follow": "all servers see the same Milvus, and need no copy of it",
 }
 """Actions that Milvus has none of, and what to do there."""
 
@@ -47,7 +56,7 @@ class Settings(BaseModel):
 
     action: Literal[
         "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
-        "drop", "export", "import", "copy", "map",
+        "drop", "export", "import", "copy", "map", "publish", "follow",
     ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
     NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
@@ -56,12 +65,14 @@ class Settings(BaseModel):
     export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
     file into it, or into a new gallery; copy NAME OTHER: let OTHER, made if it is not there, hold what NAME
     does, each by its name, its path or as milvus://HOST:19530/NAME; map NAME: give each item a place near
-    those that are like it, as map_x and map_y of its metadata"""
+    those that are like it, as map_x and map_y of its metadata; publish NAME FOLDER: put a snapshot of it
+    where its readers look; follow NAME FOLDER: be a reader, fetch each new one and serve it in place of the
+    one before"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
     """for snapshot and export the file to write, for import the one to read, for restore the name, for switch
-    and copy the other gallery"""
+    and copy the other gallery, for publish and follow the folder of snapshots"""
     galleries: Place = Path("galleries")
     """the folder that holds the galleries, or a Milvus as milvus://HOST:19530"""
     index: str | None = None
@@ -82,6 +93,15 @@ class Settings(BaseModel):
     """how a map is made: pca in seconds; umap, by umap-learn, slower and with clearer groups"""
     model: Path | None = None
     """for import: the model file that made the vectors, where the file of them does not say which did"""
+    every: float | None = Field(None, gt=0)
+    """publish again after so many seconds each, where something has changed, until Ctrl-C; or look so often
+    when following (5 unless given)"""
+    once: bool = False
+    """follow: look once and end"""
+    any_model: bool = False
+    """follow: take a generation of another model, too, than that of the one before"""
+    older: bool = False
+    """follow: take a generation that is older than the one served, too, or that was rolled back"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -94,7 +114,7 @@ def run(settings: Settings) -> dict[str, Any]:
     place, (work, *_) = settings.galleries, _ACTIONS[settings.action]
     if isinstance(place, str) and (instead := _IN_FOLDERS.get(settings.action)):
         raise Unsupported(f"{settings.action} is for galleries in a folder; {instead}")
-    made_here = settings.action in ("restore", "import", "copy")
+    made_here = settings.action in ("restore", "import", "copy", "follow")
     if isinstance(place, Path) and not (made_here or place.is_dir()):
         raise NotFound(f"there is no folder {place}; give that of galleries by --galleries")
     with _at(place) as directory:
@@ -125,8 +145,8 @@ def _check_words(settings: Settings, words: list[str]) -> None:
             f"{settings.action} needs {amount[len(wanted)]} after it, and {amount[len(words)]} came: {usage}"
         )
     for flag, action in _OF_ONE.items():
-        if flag in settings.model_fields_set and settings.action != action:
-            raise BadSetting(f"--{flag} is for {action} alone; leave it out: {usage}")
+        if flag in settings.model_fields_set and settings.action not in action.split(" and "):
+            raise BadSetting(f"--{flag.replace('_', '-')} is for {action} alone; leave it out: {usage}")
 
 
 def _list(directory: Galleries, _: Settings) -> dict[str, Any]:
@@ -259,6 +279,37 @@ def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str
     return {"name": name, **dataclasses.asdict(made)}
 
 
+def _publish(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
+    def work(advance: Advance) -> tuple[Manifest, bool]:
+        return publish(directory.path_of(name), Path(folder), advance=advance)  # which a switch may change
+
+    return _repeated("publish", work, settings.every)
+
+
+def _follow(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
+    path = directory.path / check_name(name)
+    work = partial(follow, path, Path(folder), any_model=settings.any_model, older=settings.older)
+    with claimed(path, "follow"):
+        return _repeated("follow", work, None if settings.once else settings.every or _EVERY)
+
+
+def _repeated(action: str, work: Callable[..., tuple[Manifest, bool]], every: float | None) -> dict[str, Any]:
+    """Publish or follow once, or without an end, telling what is new."""
+
+    def result(advance: Advance) -> dict[str, Any]:
+        manifest, new = work(advance=advance)
+        return {"name": manifest.name, "generation": manifest.generation, "items": manifest.items, "new": new}
+
+    def told() -> str:
+        found = result(lambda *_: None)
+        return render({"action": action, **found}) if found["new"] else ""
+
+    if every is not None:
+        repeat(told, every)
+    with stages("item") as advance:
+        return result(advance)
+
+
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "list": (_list,),
     "info": (_info, "NAME"),
@@ -274,6 +325,8 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "import": (_import, "NAME", "FILE"),
     "copy": (_copy, "NAME", "OTHER"),
     "map": (_map, "NAME"),
+    "publish": (_publish, "NAME", "FOLDER"),
+    "follow": (_follow, "NAME", "FOLDER"),
 }
 
 

@@ -17,7 +17,7 @@ from serving.errors import AlreadyExists, CrossbatchError, NotFound, Overloaded,
 
 __all__ = [
     "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "file_checksum", "gallery_error", "is_full",
-    "make_folder", "stamp_of", "sync", "written_aside", "written_once",
+    "make_folder", "rewrite", "stamp_of", "sync", "written_aside", "written_once",
 ]  # fmt: skip
 
 TOO_MANY_OPEN = (
@@ -57,6 +57,17 @@ def written_aside(path: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             aside.unlink()
     sync(path.parent)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Put a text into a file that one process at a time writes; it has the text before or this one, whole."""
+    try:
+        for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a crash
+            left.unlink(missing_ok=True)
+        with written_aside(path) as aside:
+            aside.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, f"the file {path}") from error
 
 
 @contextmanager

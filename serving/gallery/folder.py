@@ -24,7 +24,7 @@ from serving.gallery.lock import alone, folder_held, names_change
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 
-__all__ = ["check_path", "drop_gallery", "give_back_name", "made_aside", "sweep", "take_name"]
+__all__ = ["check_path", "claimed", "drop_gallery", "give_back_name", "made_aside", "sweep", "take_name"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 60.0  # seconds from when on one that nobody holds is a dead one's; it is held within milliseconds
@@ -70,6 +70,25 @@ def made_aside(path: Path) -> Iterator[Path]:
         if _is_taken(path, error):
             raise _taken(path) from error
         raise disk_error(error, f"the gallery {path}") from error
+
+
+@contextmanager
+def claimed(gallery: Path, work: str) -> Iterator[Path]:
+    """Do some work on a gallery's name as the only process; yields a folder for it, which is empty.
+
+    Overloaded tells that another one does that work.
+    """
+    folder = gallery.with_name(f".{gallery.name}.{work}")
+    busy = f"another crossbatch gallery {work} {gallery.name} is running in {gallery.parent}; one is enough"
+    with ExitStack() as held:
+        try:
+            make_folder(folder)
+            held.enter_context(folder_held(folder, busy, timeout=0.0))
+            for left in folder.iterdir():  # by a crash
+                left.unlink()
+        except OSError as error:
+            raise disk_error(error, f"the folder {folder}") from error
+        yield folder
 
 
 def drop_gallery(path: Path) -> None:

@@ -28,6 +28,10 @@ def render(result: Mapping[str, Any]) -> str:
         case "snapshot" | "export":
             size = f"{result['bytes'] / 1e6:,.1f} MB"
             return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
+        case "publish" | "follow":
+            done = "published" if result["action"] == "publish" else "served"
+            told = f"generation {result['generation']} of the gallery {name} ({result['items']:,} items)"
+            return f"{told} is {'now' if result['new'] else 'still'} {done}"
         case "restore":
             return f"made the gallery {name} with {result['items']:,} items of {file}"
         case "import":
@@ -121,6 +125,8 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         if in_folder
         else "",
         "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
+        "follows": (note := entry["follows"])
+        and f"{note['folder']}, generation {note['generation']} of {entry['lag_seconds']:,.0f} s ago",
         "published": f"{entry['generation']:,} times, format {entry['format_version']}" if in_folder else "",
         "created": entry["created"],
         "folder" if in_folder else "place": entry["path"],

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.gallery.index.index import IndexMetadata, Trial
+from serving.gallery.note import Note, read_note
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION
 from serving.gallery.store.store import Store
@@ -39,13 +40,15 @@ class GalleryStatus:
     previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
     format_version: int
     created: str
+    follows: Note | None  # what it is a copy of that a writer publishes
+    lag_seconds: float | None  # for which that writer may have had a newer state
 
 
 def status_of(path: Path, store: Store, snapshot: Snapshot) -> GalleryStatus:
     """Return how the gallery in a folder stands."""
     index, state, meta = snapshot.sealed.index, snapshot.state, store.meta
     facts = index.facts if index else IndexMetadata()
-    previous = state.previous_name
+    previous, note = state.previous_name, read_note(path)
     if previous in ("", path.name) or not (path.with_name(previous) / FILE_NAME).is_file():
         previous = ""
     return GalleryStatus(
@@ -72,4 +75,6 @@ def status_of(path: Path, store: Store, snapshot: Snapshot) -> GalleryStatus:
         previous_name=previous,
         format_version=FORMAT_VERSION,
         created=meta.created,
+        follows=note,
+        lag_seconds=None if note is None else note.lag(),
     )

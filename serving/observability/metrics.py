@@ -69,6 +69,7 @@ gallery_generation | max | gallery | How often an index was published.
 gallery_index_recall | max | gallery | Measured recall at 10 of the index, between 0 and 1.
 gallery_index_bytes | max | gallery | Size of the index.
 gallery_store_bytes | max | gallery | Size of the items on disk.
+gallery_lag_seconds | max | gallery | Age of what a followed gallery was last known to equal.
 gallery_info | max | gallery, index_type, model | The index type of a gallery, and its model; 1.
 inputs_in_flight | sum | worker | Images, queries and items admitted and not answered yet.
 inputs_in_flight_limit | sum | worker | Most of them; more are refused.
@@ -214,6 +215,8 @@ def _of_gallery(name: str, models: "ModelRegistry", galleries: "Galleries") -> T
     told["gallery_usable", name] = info is not None
     if info is not None:
         told["gallery_info", name, info.index_type, info.model_name] = 1
+        if info.lag_seconds is not None:
+            told["gallery_lag_seconds", name] = info.lag_seconds
     return told
 
 

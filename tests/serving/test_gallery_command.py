@@ -166,7 +166,7 @@ def test_drop_asks_on_a_terminal(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_words_too_few_or_too_many(directory: GalleryDirectory, action: str) -> None:
-    two = ("snapshot", "restore", "switch", "export", "import", "copy")
+    two = ("snapshot", "restore", "switch", "export", "import", "copy", "publish", "follow")
     wanted = 0 if action == "list" else 2 if action in two else 1
     for words in {0, 1, 2} - {wanted}:
         with pytest.raises(BadSetting, match=f": crossbatch gallery {action}( [A-Z]+){{{wanted}}}$"):

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.errors import Unavailable
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.note import Note, write_note
 from serving.observability.metrics import served_metrics
 from serving.rpc.address import held_port
 from serving.server.server import Server
@@ -180,13 +181,15 @@ TARGET_LABELS = {"job", "instance"}  # which Prometheus adds
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The labels of every metric that a server with all kinds of events behind it tells, by sample name."""
-    with watched(tmp_path_factory.mktemp("galleries"), FakeEncoder()) as (server, stubs):
+    folder = tmp_path_factory.mktemp("galleries")
+    with watched(folder, FakeEncoder()) as (server, stubs):
         stubs.create("shoes")
         stubs.upsert("shoes", item("k"))
         stubs.search("shoes", image(b"photo"))
         with pytest.raises(grpc.RpcError):
             stubs.embed(b"bad")
-        until(lambda: "crossbatch_gallery_index_recall{" in read(server.metrics_address))  # which is set last
+        write_note(folder / "shoes", Note("shared", "host", 1, "0", "2026-03-01T12:00:00+00:00", served=True))
+        until(lambda: "crossbatch_gallery_lag_seconds{" in read(server.metrics_address))  # which is set last
         text = read(server.metrics_address)
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

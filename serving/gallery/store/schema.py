@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADD_GIVEN", "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION",
-    "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNREADABLE", "MadeFor", "Meta", "altered", "check_kinds",
-    "check_made_for",
-    "damaged", "given_of", "item_checksum", "item_of", "publication_checksum", "read_meta", "record_of",
-    "sound", "unreadable", "vectors_of",
+    "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNPUBLISH", "UNREADABLE", "MadeFor", "Meta", "altered",
+    "check_kinds", "check_made_for", "damaged", "given_of", "item_checksum", "item_of",
+    "publication_checksum", "read_meta", "record_of", "sound", "unreadable", "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -99,13 +98,16 @@ CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NUL
 # Files of version 0.1 lack that column until they are written to; who knows nothing of it leaves it empty.
 ADD_GIVEN = "ALTER TABLE items ADD COLUMN given TEXT"
 
-# Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before.
-DETACH = f"""
+# Makes of a copy a gallery of its own, whose name was nobody's before, ...
+DETACH = """
 UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'id';
+UPDATE state SET previous_name = '', previous_id = '';
+"""
+# ... and which has no index.
+UNPUBLISH = f"""
 UPDATE state SET
     generation = 0, index_file = '', index_checksum = '', index_count = 0, covers_seq = 0, covers_removal = 0,
-    index_facts = '{{}}', published_checksum = {_UNPUBLISHED},
-    previous_name = '', previous_id = '';
+    index_facts = '{{}}', published_checksum = {_UNPUBLISHED};
 DELETE FROM removals;
 """  # noqa: S608 - a number
 

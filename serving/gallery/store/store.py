@@ -20,7 +20,7 @@ from pathlib import Path
 from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, is_full
 from serving.gallery.lock import names_stay
-from serving.gallery.store.schema import DETACH, FORMAT_VERSION, SCHEMA, damaged, read_meta
+from serving.gallery.store.schema import DETACH, FORMAT_VERSION, SCHEMA, UNPUBLISH, damaged, read_meta
 from serving.gallery.store.transaction import Reader, Writer
 
 __all__ = ["Replaced", "Store", "create_store", "refusal"]
@@ -120,15 +120,18 @@ class Store:
         finally:
             self._write_turn.release()
 
-    def copy_to(self, path: Path) -> None:
-        """Write one file of a single state, while writes go on: a gallery of its own, without index."""
+    def copy_to(self, path: Path, *, indexed: bool = False) -> None:
+        """Write one file of a single state, while writes go on: a gallery of its own.
+
+        It names no index, or `indexed` the same one, whose files are not copied.
+        """
         with self._borrowed() as reader:
             try:
                 reader.sql.execute("VACUUM INTO ?", (str(path),))
                 with closing(sqlite3.connect(path, isolation_level=None)) as copy:
                     copy.execute("PRAGMA journal_mode=WAL")
                     copy.execute("PRAGMA synchronous=FULL")
-                    copy.executescript(f"BEGIN; {DETACH} COMMIT")
+                    copy.executescript(f"BEGIN; {DETACH} {'' if indexed else UNPUBLISH} COMMIT")
             except sqlite3.Error as error:
                 if _code(error) in _OF_COPY:
                     raise refusal(error, path) from error

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from serving.errors import Conflict
 from serving.gallery.item import CheckedItem, GalleryItem, Source, with_source_of
+from serving.gallery.note import check_own
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
@@ -244,6 +245,7 @@ class Writer:
         replaces, where it brings none; and the source remembers what it gave of what is another now.
         Conflict tells that one is of another version than expected; 0 expects that it is not there.
         """
+        check_own(self.reader.path.parent)
         self._check_versions(expected)
         first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
@@ -267,6 +269,7 @@ class Writer:
 
     def delete(self, keys: Sequence[str], expected: Mapping[str, int] = _NOTHING) -> int:
         """Delete the items of those keys, with the same condition; returns how many were there."""
+        check_own(self.reader.path.parent)
         self._check_versions(expected)
         removed = self._remove(keys)
         if removed:
@@ -275,6 +278,7 @@ class Writer:
 
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
+        check_own(self.reader.path.parent)
         self._sql.executemany(
             "UPDATE items SET origin = ?, size = ?, mtime = ? WHERE key = ? AND digest = ?",
             ((it.origin, it.size, it.mtime_ns, key, it.digest) for key, it in sources.items()),
