@@ -1,4 +1,4 @@
-"""The way to a server, or to several alike: address, TLS and keys, gRPC's own retries; what a failure means."""
+"""The way to a server, or to several alike: address, TLS, keys, gRPC's own retries; what a failure means."""
 
 import asyncio
 import json

@@ -115,8 +115,10 @@ def test_nothing_is_allowed_that_is_not_needed(
     assert not pod["automountServiceAccountToken"]
     for container in (*pod["containers"], *pod.get("initContainers", [])):
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
     mounts = {each["mountPath"]: each.get("readOnly", False) for each in server["volumeMounts"]}
     assert {path for path, read_only in mounts.items() if not read_only} == {"/tmp"}
     assert set(settings.model) <= set(mounts)
