@@ -210,6 +210,9 @@ def serve(image: Image) -> None:
 
 def check_libraries(image: Image) -> None:
     """Check that what ONNX Runtime needs of CUDA is in the image, but the driver, which the machine has."""
+    for folder in image.environment["LD_LIBRARY_PATH"].split(":"):
+        if not list(image.root.glob(f"{folder[1:]}/*.so*")):
+            raise SystemExit(f"LD_LIBRARY_PATH names {folder}, and there is no library in it")
     (library,) = image.root.glob(
         "opt/crossbatch/lib/*/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so"
     )

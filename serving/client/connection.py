@@ -137,9 +137,8 @@ class Connection:
             # A refused call was not carried out; what came of one whose connection broke, nobody knows.
             "retryableStatusCodes": ["RESOURCE_EXHAUSTED", *["UNAVAILABLE"] * repeatable],
         }
-        config: dict[str, Any] = {
-            "methodConfig": [{"name": [{}], **({"retryPolicy": policy} if retries else {})}]
-        }
+        method = {"name": [{}], **({"retryPolicy": policy} if retries else {})}
+        config: dict[str, Any] = {"methodConfig": [method]}
         if self.address.startswith(_SEVERAL):  # HOST:PORT is one server, though localhost has two addresses
             config["loadBalancingConfig"] = [{"round_robin": {}}]
         options = {

@@ -20,7 +20,7 @@ def lines(word: str) -> list[str]:
 
 
 def test_hadolint_finds_nothing() -> None:
-    command = [Path(sys.executable).with_name("hadolint"), "--failure-threshold", "style", "Dockerfile"]
+    command = [str(Path(sys.executable).with_name("hadolint")), "--failure-threshold", "style", "Dockerfile"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ MARGIN = 10  # seconds that a stop may take beside --drain-delay and --grace, as
 
 
 def build(overlay: str) -> str:
-    command = [BIN / "kubectl", "kustomize", FOLDER / overlay]
+    command = [str(BIN / "kubectl"), "kustomize", str(FOLDER / overlay)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -56,7 +56,7 @@ def settings(made: dict[str, Any], server: dict[str, Any]) -> Settings:
 def test_the_schemas_of_kubernetes_take_it(overlay: str, tmp_path: Path) -> None:
     made = tmp_path / "made.yaml"
     made.write_text(build(overlay))
-    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--no-warn", made]
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--no-warn", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout + done.stderr).count("passed") == made.read_text().count("\nkind:")
