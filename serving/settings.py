@@ -44,6 +44,9 @@ class Settings(BaseModel):
     """File that gets a line for each write, beside the log."""
     workers: int = Field(1, ge=1, le=256)
     """Processes that share the port and the galleries."""
+    max_connection_age: float = Field(60.0, ge=1, le=86_400)
+    """Seconds after which a client is asked to connect anew, so that workers and replicas started later get
+    their share; no call fails of it."""
     provider: ProviderChoice = "cpu"
     """What runs the models; must then be there. auto: the fastest that gives the CPU's embeddings to 1e-4."""
     search_device: Literal["cpu", "cuda"] = "cpu"

@@ -1,4 +1,4 @@
-"""The way to one server: its address, TLS and keys, gRPC's own retries, and what a failed call means."""
+"""The way to a server, or to several alike: address, TLS, keys, gRPC's own retries; what a failure means."""
 
 import asyncio
 import json
@@ -26,7 +26,11 @@ MOST_RETRIES = 4  # gRPC makes no more tries after the first
 CLOSED = "The client has been closed; make another one."
 
 _ADDRESS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds):.+|([^\s:/@\[\]]+|\[[\w:.%]+\]):[0-9]{1,5}")
-_LOOPBACK = re.compile(r"unix:|unix-abstract:|(ipv4:)?127(\.\d+){3}:|localhost:|(ipv6:)?\[::1\]:")
+_LOOPBACK = re.compile(
+    r"unix(-abstract)?:.+|localhost:\d+|(ipv4:)?127(\.\d+){3}:\d+(,127(\.\d+){3}:\d+)*"
+    r"|(ipv6:)?\[::1\]:\d+(,\[::1\]:\d+)*"
+)
+_SEVERAL = ("dns:", "ipv4:", "ipv6:")  # what may be the address of several servers
 _TLS_FAULTS = {  # what gRPC says of a connection, and what it means
     "WRONG_VERSION_NUMBER|HTTP_REQUEST": "speaks no TLS; leave out tls=True, ca=... and certificate=...",
     "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE": "has an untrusted certificate; give its authority by ca=...",
@@ -41,7 +45,7 @@ _STUBS = (
 
 
 class Connection:
-    """Channels to one server, which share a connection and differ in what gRPC tries again by itself."""
+    """Channels to one address, which share connections and differ in what gRPC tries again by itself."""
 
     def __init__(self, api: Any, address: str, credentials: Any, patience: float) -> None:
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
@@ -60,7 +64,7 @@ class Connection:
             return {}
         if not isinstance(api_key, str) or not re.fullmatch("[!-~]+", api_key):
             raise InvalidArgument("The API key must be a string of visible ASCII characters without spaces.")
-        if not (self._credentials or insecure or _LOOPBACK.match(self.address)):
+        if not (self._credentials or insecure or _LOOPBACK.fullmatch(self.address)):
             raise InvalidArgument(
                 f"The API key would travel to {self.address} in plain text; use TLS by tls=True or ca=..., "
                 "or say insecure=True if the network is trusted."
@@ -133,7 +137,10 @@ class Connection:
             # A refused call was not carried out; what came of one whose connection broke, nobody knows.
             "retryableStatusCodes": ["RESOURCE_EXHAUSTED", *["UNAVAILABLE"] * repeatable],
         }
-        config = {"methodConfig": [{"name": [{}], **({"retryPolicy": policy} if retries else {})}]}
+        method = {"name": [{}], **({"retryPolicy": policy} if retries else {})}
+        config: dict[str, Any] = {"methodConfig": [method]}
+        if self.address.startswith(_SEVERAL):  # HOST:PORT is one server, though localhost has two addresses
+            config["loadBalancingConfig"] = [{"round_robin": {}}]
         options = {
             "service_config": json.dumps(config),
             "per_rpc_retry_buffer_size": MAX_MESSAGE_BYTES,
@@ -143,11 +150,13 @@ class Connection:
             "initial_reconnect_backoff_ms": 100,
             "min_reconnect_backoff_ms": 100,
             "max_reconnect_backoff_ms": 1_000,
+            # gRPC's own 30 s outlast a rollout, after which no address that it knows is left.
+            "dns_min_time_between_resolutions_ms": 1_000,
             # A server that vanished without a word is noticed while a call waits for it.
             "keepalive_time_ms": 30_000,
             "keepalive_timeout_ms": 10_000,
             # A proxy of the environment leads out of this machine, and never back to it.
-            "enable_http_proxy": 0 if _LOOPBACK.match(self.address) else 1,
+            "enable_http_proxy": 0 if _LOOPBACK.fullmatch(self.address) else 1,
         }
         given = [(f"grpc.{name}", value) for name, value in options.items()]
         if self._credentials is None:

@@ -242,7 +242,7 @@ def _limits(settings: Settings, encoder: Encoder) -> InstanceLimits:
 
 
 def _channel_options(settings: Settings) -> list[tuple[str, int]]:
-    options = [
+    return [
         # On by default on Linux, where a second server would silently share the port (grpc#10755, #19773).
         ("grpc.so_reuseport", int(settings.workers > 1)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -261,9 +261,8 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
         # Clients may keep an idle connection open; gRPC's own default hangs up on them.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        # A connection is one server's for ever (grpc#22036): clients that stay would leave new ones idle. It
+        # is ended gently, and what runs on it may go on for an hour.
+        ("grpc.max_connection_age_ms", round(settings.max_connection_age * 1e3)),
+        ("grpc.max_connection_age_grace_ms", 3_600_000),
     ]
-    if settings.workers > 1:
-        # A connection is one worker's for ever (grpc#22036): clients that stay would leave new workers idle.
-        # It is ended gently, and what runs on it may go on for an hour.
-        options += [("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 3_600_000)]
-    return options

@@ -63,7 +63,7 @@ def launched(model: Path, galleries: Path | str, *words: str) -> Iterator[Launch
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.fullmatch(r"serving on (127\.0\.0\.1:\d+)\n", line)
+            found = re.fullmatch(r"serving on (127\.0\.0\.\d:\d+)\n", line)
             assert found, (line, errors.read_text())
             yield Launched(process, found[1], errors)
         finally:
