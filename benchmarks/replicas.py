@@ -79,7 +79,12 @@ def _measure(given: argparse.Namespace, work: Path, client: Client) -> None:
     vectors.fill(work / "galleries", encoder.spec, work, count=given.vectors, queries=10)
     asked = [messages.search_image(vectors.GALLERY, image, vectors.K) for image in images]
     file = messages.write(work / "searches", asked)
-    about = {"model": given.model.stem, "items": given.vectors, "cores": usable_cores()}
+    about = {
+        "model": given.model.stem,
+        "items": given.vectors,
+        "cores": usable_cores(),
+        "machine": _machine(),
+    }
     with _fleet(given.model, work, 1) as fleet:
         rows = list(_alone(encoder, images, given.seconds))
         alone = (
@@ -92,6 +97,14 @@ def _measure(given: argparse.Namespace, work: Path, client: Client) -> None:
             target = Target(fleet.proxy.address, messages.SEARCH, file)
             rows = list(_loads(fleet, client, target, given.loads, given.seconds))
         write_csv(given.csv, [about | {"servers": count} | row for row in rows])
+
+
+def _machine() -> str:
+    """Return what the kernel calls the processor."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
 
 
 @contextmanager

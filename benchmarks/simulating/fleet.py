@@ -1,4 +1,4 @@
-"""Servers behind a balancer as deploy/envoy/replicas.yaml has it, the calls that come, and what becomes of them."""
+"""Servers behind a balancer as deploy/envoy/replicas.yaml has it, calls, and what becomes of them."""
 
 import math
 from collections.abc import Sequence
@@ -74,6 +74,7 @@ class Balancer:
         self._handling, self._waiting = handling, waiting
         self._healthy = list(replicas)
         self._strikes = 0
+        self._losing = False  # only then a call needs a process of its own, from which it can break away
 
     def answer(self, deadline: float) -> Steps:
         """Answer one call; returns "OK", "refused", "late" or "broken"."""
@@ -94,7 +95,11 @@ class Balancer:
         return end
 
     def lose(self, replica: Replica, at: float, *, silent: bool) -> Steps:
-        """Take one server away: killed, its machine says so; silent, its machine is gone and nobody does."""
+        """Take one server away: killed, its machine says so; silent, its machine is gone and nobody does.
+
+        To be begun before the first call comes.
+        """
+        self._losing = True
         yield self._clock.timeout(at)
         replica.alive = False
         if not silent:
@@ -109,6 +114,8 @@ class Balancer:
             replica.lost.succeed()
 
     def _asked(self, replica: Replica, deadline: float) -> Steps:
+        if not self._losing:
+            return (yield from replica.answer(deadline))
         if replica.alive:
             work = self._clock.process(replica.answer(deadline))
             yield work | replica.lost

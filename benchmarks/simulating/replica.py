@@ -19,7 +19,7 @@ _SMOOTHING: Final = 0.2
 
 
 class Machine:
-    """Processors: what answers calls comes before the models, which the server makes nicer; others take turns."""
+    """Processors: what answers calls comes before models, which servers make nicer; equals take turns."""
 
     def __init__(self, clock: simpy.Environment, cores: int | None) -> None:
         """Have so many; always enough when None."""
@@ -62,8 +62,8 @@ class Replica:
         self.alive = True
         self._clock, self._machine, self._parts, self._random = clock, machine, parts, random
         self._instances, self._permits = instances, permits
-        self._waiting: deque[simpy.Event] = deque()
-        self._news = clock.event()
+        self._waiting: deque[tuple[simpy.Event, float]] = deque()
+        self._idle: deque[simpy.Event] = deque()
         self._busy = self._taken = 0
         self._pace = 0.0
         for _ in range(instances):
@@ -83,13 +83,10 @@ class Replica:
             if self._waiting and self._clock.now + wait > deadline:
                 return "refused"
             done = self._clock.event()
-            self._waiting.append(done)
-            if not self._news.triggered:
-                self._news.succeed()
-            yield done | self._clock.timeout(max(0.0, deadline - self._clock.now))
-            if not done.triggered:
-                if done in self._waiting:
-                    self._waiting.remove(done)
+            self._waiting.append((done, deadline))
+            if self._idle:
+                self._idle.popleft().succeed()
+            if not (yield done):
                 return "late"
             yield from self._machine.work(parts.gallery(random))
             yield from self._machine.work(parts.handling(random) / 2)
@@ -102,11 +99,18 @@ class Replica:
         parts, random, most = self._parts, self._random, len(self._parts.encode)
         while True:
             while not self._waiting:
-                if self._news.triggered:
-                    self._news = self._clock.event()
-                yield self._news
-            share = math.ceil(len(self._waiting) / (self._instances - self._busy))
-            batch = [self._waiting.popleft() for _ in range(min(share, most))]
+                self._idle.append(self._clock.event())
+                yield self._idle[-1]
+            share = min(math.ceil(len(self._waiting) / (self._instances - self._busy)), most)
+            batch: list[simpy.Event] = []
+            while self._waiting and len(batch) < share:
+                done, deadline = self._waiting.popleft()
+                if deadline < self._clock.now:
+                    done.succeed(False)  # nobody waits for it
+                else:
+                    batch.append(done)
+            if not batch:
+                continue
             self._busy += 1
             self._taken += len(batch)
             began = self._clock.now
@@ -117,4 +121,4 @@ class Replica:
             pace = (self._clock.now - began) / len(batch)
             self._pace += (_SMOOTHING if self._pace else 1.0) * (pace - self._pace)
             for done in batch:
-                done.succeed()
+                done.succeed(True)

@@ -1,4 +1,4 @@
-"""What is simulated: replicas by their load, shards of one gallery, the loss of a server, and what was measured."""
+"""What is simulated: servers by their load, parts of one gallery, the loss of a server, what was measured."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ CORES: Final = 2
 """Of each machine in what is foretold."""
 MACHINES: Final = 8
 """That a gallery is spread over."""
-_CALLS: Final = 12_000
+_CALLS: Final = 10_000
 _WINDOW: Final = 0.5
 _LOST_AT: Final = 4.0
 Row: TypeAlias = dict[str, object]
 
 
 def capacity(parts: Parts) -> float:
-    """Return the calls a second that one machine can answer, if its cores do nothing else and batches are full."""
+    """Return the calls a second that a machine answers whose cores do nothing else, in full batches."""
     largest = len(parts.encode)
     each = parts.decode.mean + parts.encode[-1].mean / largest + parts.gallery.mean + parts.handling.mean
     return CORES / each
@@ -43,17 +43,18 @@ def replicas(parts: Parts, counts: Sequence[int], loads: Sequence[float]) -> Ite
             yield {"scenario": "replicas", "replicas": count, "load": load} | _told(outcomes, _CALLS / rate)
 
 
-def shards(whole: Mapping[int, Parts], rates: Sequence[float]) -> Iterator[Row]:
+def shards(whole: Mapping[int, Parts], loads: Sequence[float]) -> Iterator[Row]:
     """A gallery in so many parts on MACHINES machines, the parts of a call by their number."""
     for count, parts in whole.items():
-        for rate in rates:
+        for load in loads:
             clock, random = simpy.Environment(), Random(0)
             groups = [_balancer(clock, parts, random, MACHINES // count) for _ in range(count)]
-            seconds = _CALLS / rate
+            rate = load * MACHINES / count * capacity(parts)
+            seconds = _CALLS / rate / 5  # each is several
             outcomes = send(
                 clock, Shards(clock, groups), random, rate=rate, seconds=seconds, patience=DEADLINE
             )
-            yield {"scenario": "shards", "shards": count} | _told(outcomes, seconds)
+            yield {"scenario": "shards", "shards": count, "load": load} | _told(outcomes, seconds)
 
 
 def losses(parts: Parts, count: int, loads: Sequence[float]) -> Iterator[Row]:
@@ -94,7 +95,7 @@ def beside(parts: Parts, measured: Path, seconds: float) -> Iterator[Row]:
 def _balancer(
     clock: simpy.Environment, parts: Parts, random: Random, count: int, shared: Machine | None = None
 ) -> Balancer:
-    """Make servers of one thread on a shared machine, or each on one of its own with a thread for each core."""
+    """Make servers of one thread on one machine, or each on a machine of its own with a thread a core."""
     servers = [
         Replica(clock, shared or Machine(clock, CORES), parts, random, instances=1 if shared else CORES)
         for _ in range(count)

@@ -1,6 +1,7 @@
 """How long things take: drawn at random, from what was measured or from what theory can solve."""
 
 import csv
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,17 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-__all__ = ["NONE", "Parts", "Time", "constant", "exponential", "lognormal", "measured_parts", "search_parts"]
+__all__ = [
+    "NONE",
+    "Parts",
+    "Time",
+    "constant",
+    "exponential",
+    "largest",
+    "lognormal",
+    "measured_parts",
+    "search_parts",
+]
 
 _Z99: Final = 2.3263  # a normal variable is below so many deviations with a probability of 0.99
 
@@ -81,6 +92,11 @@ def measured_parts(path: Path) -> Parts:
     )
 
 
+def largest(path: Path) -> int:
+    """Return the items of the largest gallery that was measured."""
+    return _searches(path)[-1][0]
+
+
 def search_parts(path: Path, items: float, *, handling: Time) -> Parts:
     """Read how long a search takes in so many items, from the runs of `benchmarks/search.py`.
 
@@ -89,8 +105,18 @@ def search_parts(path: Path, items: float, *, handling: Time) -> Parts:
     Raises:
         ValueError: There are more, or fewer, items than in any gallery that was measured.
     """
+    for (fewer, quick, _), (more, slow, tail) in itertools.pairwise(_searches(path)):
+        if fewer <= items <= more:
+            share = math.log(items / fewer) / math.log(more / fewer)
+            mean = quick ** (1 - share) * slow**share
+            return Parts(encode=[lognormal(mean, math.log(tail) / _Z99)], handling=handling)
+    raise ValueError(f"no galleries of fewer and of more than {items:,.0f} items are in {path.name}")
+
+
+def _searches(path: Path) -> list[tuple[int, float, float]]:
+    """Return items, seconds of a query, and p99 over p50, of galleries whose index crossbatch chose."""
     with path.open(encoding="utf-8", newline="") as file:
-        runs = sorted(
+        return sorted(
             (
                 int(run["items"]),
                 1 / float(run["queries_per_second_1"]),
@@ -99,9 +125,3 @@ def search_parts(path: Path, items: float, *, handling: Time) -> Parts:
             for run in csv.DictReader(file)
             if run["contestant"] == "crossbatch auto"
         )
-    for (fewer, quick, _), (more, slow, tail) in zip(runs, runs[1:], strict=False):
-        if fewer <= items <= more:
-            share = math.log(items / fewer) / math.log(more / fewer)
-            mean = quick ** (1 - share) * slow**share
-            return Parts(encode=[lognormal(mean, math.log(tail) / _Z99)], handling=handling)
-    raise ValueError(f"no galleries of fewer and of more than {items:,.0f} items are in {path.name}")
