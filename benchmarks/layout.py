@@ -264,9 +264,9 @@ TABLES: dict[str, Table] = {
         counted=False,
     ),
     "shards": Table(
-        groups={"shards": "parts", "load": "queries/s"},
+        groups={"shards": "parts", "load": "of what they can do"},
         figures={
-            "answered": Figure("answered/s", 1, 0),
+            "offered": Figure("queries/s", 1, 0),
             "p50_ms": Figure("p50 ms", 1, 1),
             "p99_ms": Figure("p99 ms", 1, 1),
         },
@@ -275,15 +275,18 @@ TABLES: dict[str, Table] = {
         pair="scenario",
         counted=False,
     ),
-    **{
-        name: Table(
-            groups={"step": "", "unit": "", "log": "log n", "slope": "as measured", "from": "from"},
-            figures={},
-            pair="from",
-            counted=False,
-        )
-        for name in ("plan", "thresholds")
-    },
+    "plan": Table(
+        groups={"step": "", "log": "by log n", "slope": "by the slope", "unit": "", "from": "from"},
+        figures={},
+        pair="from",
+        counted=False,
+    ),
+    "thresholds": Table(
+        groups={"step": "", "slope": "up to", "unit": "", "from": "from"},
+        figures={},
+        pair="from",
+        counted=False,
+    ),
     "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(
         groups={"m": "m"},

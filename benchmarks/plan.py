@@ -1,13 +1,13 @@
 """How many machines a catalogue takes, and their cost: `python benchmarks/plan.py --items N --rate QUERIES`.
 
 All is computed from the CSVs in benchmarks/results: bytes of an item and seconds of a search from the
-largest gallery that was measured (sizes.csv), what a call costs beside them (search.csv), images a second of a
-core (load.csv). Beyond that gallery a search in a graph may take longer in two ways, and both are shown: in
+largest gallery that was measured (sizes.csv), what a call costs beside them (search.csv), images a second of
+a core (load.csv). Beyond that gallery a search in a graph may take longer in two ways, and both are shown: in
 proportion to the logarithm of the items, as theory has it (Malkov and Yashunin, 2018), or by the power of the
 items that the last two sizes lie on, as far memory is slower than theory knows. The second is the safe one.
 
-Every query asks each part of the gallery. Each part lies on as many machines as its share of the queries takes
-and one more, which may be lost; two at least. The plan of docs/scaling.md is written by --write.
+Every query asks each part of the gallery. Each part lies on as many machines as its share of the queries
+takes and one more, which may be lost; two at least. The plan of docs/scaling.md is written by --write.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def plan(found: Measured, wanted: Wanted) -> Iterator[Row]:
     yield _row(
         "search in a part", "ms of a core", "extrapolated by its items", *(1e3 * each for each in searches)
     )
-    yield _row("handling of a call", "ms of a core", "as measured", 1e3 * found.handling)
+    yield _row("handling of a call", "ms of a core", "by gRPC less in the process", 1e3 * found.handling)
     yield _row("queries a core", "a second", "1 ÷ (search + handling)", *queries)
     yield _row("cores that search", "", f"queries × parts ÷ queries a core ÷ {wanted.load:g}", *cores)
     yield _row("machines a part", "", f"÷ parts ÷ {wanted.cores}, and one more", *copies)
@@ -157,6 +157,7 @@ def thresholds(found: Measured, wanted: Wanted) -> Iterator[Row]:
     search = found.search + found.handling
     fit = 1e9 * wanted.memory * _FILLED / found.bytes_an_item
     busy = f"× {wanted.load:g}"
+    yield _row("handling of a call", "ms of a core", "by gRPC less in the process", 1e3 * found.handling)
     yield _row("one process", "calls/s", f"1 ÷ handling of a call {busy}", one)
     yield _row("one process", "cores that embed", "the same ÷ images a core", one / found.images)
     yield _row(

@@ -1,14 +1,14 @@
 """Servers by load, parts of a gallery, a lost server, all simulated: `python benchmarks/simulation.py`.
 
 Discrete events (SimPy) with times that were measured: of a search by image by benchmarks/replicas.py
-(parts.csv), of a search by vector by the size of the gallery (sizes.csv). A server has what the real one has:
-permits, a queue that refuses calls which would come too late, batches of what waits, threads that share cores.
-The balancer asks the one of two that has fewer calls, makes broken calls again and throws servers out, as
-deploy/envoy/replicas.yaml says. Times are drawn from lognormal laws of the mean and spread that were measured.
-tests/serving/test_simulation.py holds the simulator against what theory can solve.
+(parts.csv), of a search by vector by the size of the gallery (sizes.csv). A server has what the real one
+has: permits, a queue that refuses calls which would come too late, batches of what waits, threads that share
+cores. The balancer asks the one of two that has fewer calls, makes broken calls again and throws servers out
+as deploy/envoy/replicas.yaml says. Times are drawn from lognormal laws of the mean and spread that were
+measured. tests/serving/test_simulation.py holds the simulator against what theory can solve.
 
-Its rows are benchmarks/results/simulation.csv. Those of the scenario `beside` are the servers, loads and cores
-of replicas.csv, and stand beside what was measured there. With --draw nothing is simulated, and
+Its rows are benchmarks/results/simulation.csv. Those of the scenario `beside` are the servers, loads and
+cores of replicas.csv, and stand beside what was measured there. With --draw nothing is simulated, and
 docs/figures/simulation.svg is made of the rows that there are.
 """
 

@@ -1,5 +1,6 @@
 """Three servers behind Envoy: one is drained and one killed under load, and no caller of a read notices."""
 
+import csv
 import signal
 import socket
 import threading
@@ -16,7 +17,10 @@ import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from benchmarks import replicas
 from benchmarks.driving.proxy import Proxy, proxied
+from benchmarks.simulating.scenarios import capacity
+from benchmarks.simulating.times import measured_parts
 from protos import retrieval_service_pb2 as pb
 from serving.rpc.auth import OURS, ROLES
 from serving.rpc.wire import bytes_of
@@ -193,3 +197,18 @@ def test_a_write_whose_connection_breaks_is_not_made_again(tmp_path: Path) -> No
         )
         time.sleep(1)  # longer than all pauses between attempts
         assert len([each for each in taken if each]) == 1
+
+
+def test_the_benchmark_in_short(model: Path, data: Path, tmp_path: Path) -> None:
+    loads, parts = tmp_path / "loads.csv", tmp_path / "parts.csv"
+    words = f"{model} {data} --servers 2 --loads 0.5 --seconds 0.4 --vectors 300 --work {tmp_path}"
+    assert replicas.main([*words.split(), "--csv", str(loads), "--parts", str(parts)]) == 0
+    (row,) = csv.DictReader(loads.read_text().splitlines())
+    assert (row["servers"], row["failed"]) == ("2", "0")
+    assert 0 < float(row["answered"]) < float(row["peak"])
+    assert 0 < float(row["p50_ms"]) <= float(row["p99_ms"])
+    assert all(float(row[f"{who}_cores"]) > 0 for who in ("servers", "client"))
+    timed = {(each["part"], each["batch"]): each for each in csv.DictReader(parts.read_text().splitlines())}
+    assert {"decode", "gallery", "handling", "proxy", "client", "waiting"} < {part for part, _ in timed}
+    assert float(timed["encode", "8"]["mean_ms"]) > 0
+    assert capacity(measured_parts(parts)) > 0
