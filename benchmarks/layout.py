@@ -221,6 +221,7 @@ TABLES: dict[str, Table] = {
             "servers_cores": Figure("cores: servers", 1, 2),
             "proxy_cores": Figure("Envoy", 1, 2),
             "client_cores": Figure("client", 1, 2),
+            "other_cores": Figure("other work", 1, 2),
         },
         pair="model",
         counted=False,

@@ -13,6 +13,7 @@ one server: the gallery, what the server takes of the processors beside these (`
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -47,6 +48,8 @@ DEADLINE: Final = 2.0
 _LOADS: Final = (0.3, 0.5, 0.7, 0.8, 0.9, 1.1)
 _IN_FLIGHT: Final = 32  # of the closed loop that finds the peak: batches are full with it
 _BATCHES: Final = tuple(range(1, 9))
+_REST: Final = 2.0  # seconds without a call, in which it is seen what other work takes
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 Row = dict[str, Any]
 
 
@@ -57,9 +60,12 @@ class Fleet:
     servers: Sequence[Served]
     proxy: Proxy
 
-    def cpu(self) -> tuple[float, float]:
-        """Return the seconds of processor time that the servers, and that Envoy, have used."""
-        return sum(each.cpu() for each in self.servers), cpu_of(self.proxy.pid)
+    def cpu(self) -> tuple[float, float, float]:
+        """Return the seconds of processor time that the servers, that Envoy and that all have used."""
+        fields = Path("/proc/stat").read_text(encoding="utf-8").split(maxsplit=9)[1:9]
+        user, nice, system, _idle, _wait, *others = map(int, fields)
+        busy = (user + nice + system + sum(others)) / _TICKS
+        return sum(each.cpu() for each in self.servers), cpu_of(self.proxy.pid), busy
 
 
 def main(words: Sequence[str]) -> int:
@@ -142,14 +148,14 @@ def _one_by_one(fleet: Fleet, asked: Sequence[bytes], seconds: float, alone: flo
         search = channel.unary_unary(messages.SEARCH, response_deserializer=pb.SearchResponse.FromString)
         for message in asked[:20]:
             search(message, timeout=DEADLINE)
-        before = *fleet.cpu(), time.process_time()
+        before = *fleet.cpu()[:2], time.process_time()
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             start = time.perf_counter()
             timings = search(asked[len(latency) % len(asked)], timeout=DEADLINE).timings
             latency.append(time.perf_counter() - start)
             gallery.append(timings.gallery_us / 1e6)
-        after = *fleet.cpu(), time.process_time()
+        after = *fleet.cpu()[:2], time.process_time()
     server, proxy, client = ((now - was) / len(latency) for was, now in zip(before, after, strict=True))
     yield _part("whole call", latency)
     yield _part("gallery", gallery)
@@ -184,15 +190,20 @@ def _part(part: str, taken: Sequence[float], batch: int = 1) -> Row:
 def _loads(
     fleet: Fleet, client: Client, target: Target, loads: Sequence[float], seconds: float
 ) -> Iterator[Row]:
-    """Find the peak, then offer shares of it."""
+    """See what others take, find the peak, then offer shares of it."""
+    *_, before = fleet.cpu()
+    time.sleep(_REST)
+    *_, after = fleet.cpu()
+    neighbours = (after - before) / _REST
     client.closed(target, in_flight=_IN_FLIGHT, seconds=seconds / 2)
     closed = client.closed(target, in_flight=_IN_FLIGHT, seconds=seconds)
     peak = closed["codes"].get("OK", 0) / closed["seconds"]
     tell(f"{len(fleet.servers)} servers: {peak:.0f} searches/s with {_IN_FLIGHT} in flight")
     for load in loads:
-        servers, proxy = fleet.cpu()
+        before = fleet.cpu()
         answer = client.open(target, rate=load * peak, seconds=seconds, timeout=DEADLINE)
-        servers, proxy = (after - before for before, after in zip((servers, proxy), fleet.cpu(), strict=True))
+        servers, proxy, busy = (now - was for was, now in zip(before, fleet.cpu(), strict=True))
+        others = max(0.0, busy - servers - proxy - answer["cpu_seconds"])
         codes: dict[str, int] = answer["codes"]
         latency, whole = answer["latency_ms"].get("OK", {}), answer["whole_seconds"]
         refused = codes.get("RESOURCE_EXHAUSTED", 0)
@@ -208,6 +219,8 @@ def _loads(
             "servers_cores": servers / whole,
             "proxy_cores": proxy / whole,
             "client_cores": answer["cpu_seconds"] / whole,
+            "other_cores": others / whole,
+            "neighbours": neighbours,
             "seconds": seconds,
         }
 

@@ -31,6 +31,7 @@ from tests.serving.rpc_fakes import until
 from tests.serving.stubs import Stubs
 
 HEALTH = "/grpc.health.v1.Health/Check"
+HEALTHY: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
 CALLERS = 9
 PHOTO = encoded(picture(1200, 900), "JPEG")  # takes a while to decode, so that calls are in flight everywhere
 
@@ -115,7 +116,7 @@ class Counting(grpc.GenericRpcHandler):
             if method != HEALTH:
                 self.asked[method] += 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-            return HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
+            return HEALTHY
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -159,8 +160,10 @@ def hanging_up() -> Iterator[tuple[str, list[bytes]]]:
 
 def attempt(address: str, method: str, message: bytes = b"") -> grpc.StatusCode:
     """Make one call; return how it failed."""
-    with connected(address) as stubs, pytest.raises(grpc.RpcError) as failure:
-        stubs.channel.unary_unary(method)(message, timeout=20)
+    with connected(address) as stubs:
+        call: Any = stubs.channel.unary_unary(method)
+        with pytest.raises(grpc.RpcError) as failure:
+            call(message, timeout=20)
     code: grpc.StatusCode = failure.value.code()
     return code
 
