@@ -13,7 +13,7 @@ from benchmarks.simulating.times import Parts
 __all__ = ["Machine", "Replica", "Steps"]
 
 Steps: TypeAlias = Generator[simpy.Event, Any, Any]
-_SLICE: Final = 1e-3  # seconds that work keeps a processor while other work waits for it
+_SLICE: Final = 3e-3  # seconds that work keeps a processor while other work waits for it
 _MARGIN: Final = 1.2  # as of serving/engine/instances.py
 _SMOOTHING: Final = 0.2
 
