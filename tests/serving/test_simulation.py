@@ -135,6 +135,23 @@ def test_calls_that_would_come_too_late_are_refused_and_those_that_did_are_not_r
     assert all(took <= 0.1 for _, took, end in outcomes.ends if end == "OK")
 
 
+def test_what_nobody_waits_for_is_not_run() -> None:
+    clock, random = simpy.Environment(), Random(0)
+    replica = server(constant)(clock, random)
+    ends: list[str] = []
+
+    def call(at: float) -> Any:
+        yield clock.timeout(at)
+        ends.append((yield from replica.answer(at + 5.5 * SERVICE)))
+
+    for _ in range(20):  # at once, when it is not known yet how long one takes
+        clock.process(call(0.0))
+    clock.process(call(7 * SERVICE))
+    clock.run()
+    assert (ends.count("OK"), ends.count("late")) == (6, 15)  # the sixth is run, but too late for it
+    assert clock.now == pytest.approx(8 * SERVICE)
+
+
 def three(clock: simpy.Environment, random: Random) -> Balancer:
     replicas = [server(constant)(clock, random) for _ in range(3)]
     return Balancer(clock, replicas, random, front=Machine(clock, None), handling=NONE, waiting=NONE)
@@ -144,7 +161,7 @@ def test_the_one_of_two_is_asked_that_has_fewer_calls_in_flight() -> None:
     clock, random = simpy.Environment(), Random(0)
     balancer = three(clock, random)
     full = balancer.replicas[0]
-    full.in_flight = 10**6 - 1  # of as many permits; two would be refused
+    full.in_flight = 10**6  # which are all its permits
     outcomes = send(clock, balancer, random, rate=150, seconds=20)
     assert outcomes.count("refused") / len(outcomes.ends) < 1 / 9 + 0.03  # both that are drawn are this one
 
