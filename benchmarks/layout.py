@@ -34,6 +34,8 @@ class Table:
     """The column that tells the runs of a row apart, and agrees in the runs of a pair."""
     derived: Mapping[str, Callable[["Run"], float]] = field(default_factory=dict)
     """Columns that are worked out of the others of a run."""
+    counted: bool = True
+    """Whether it tells how many runs a row is made of."""
 
 
 _MAP = Figure("MAP@R")
@@ -193,6 +195,98 @@ TABLES: dict[str, Table] = {
         },
         where={"threads": "1"},
         pair="turn",
+    ),
+    "queries": Table(
+        groups={"items": "items", "dimension": "dimension"},
+        figures={
+            "queries_per_second_1": Figure("queries/s of a core", 1, 0),
+            "p99_ms_1": Figure("p99 ms", 1, 2),
+            "bytes": Figure("bytes an item", 1, 0),
+        },
+        where={"contestant": "crossbatch auto", "part": "all items"},
+        source="benchmarks/results/sizes.csv",
+        pair="sort",
+        derived={"bytes": lambda run: 1e6 * float(run["disk_mb"]) / int(run["items"])},
+        counted=False,
+    ),
+    "replicas": Table(
+        groups={"servers": "servers", "load": "of the peak"},
+        figures={
+            "offered": Figure("offered/s", 1, 0),
+            "answered": Figure("answered/s", 1, 0),
+            "p50_ms": Figure("p50 ms", 1, 1),
+            "p99_ms": Figure("p99 ms", 1, 1),
+            "refused": Figure("refused", 1, 0),
+            "failed": Figure("failed", 1, 0),
+            "servers_cores": Figure("cores: servers", 1, 2),
+            "proxy_cores": Figure("Envoy", 1, 2),
+            "client_cores": Figure("client", 1, 2),
+            "other_cores": Figure("other work", 1, 2),
+        },
+        pair="model",
+        counted=False,
+    ),
+    "parts": Table(
+        groups={"part": "part", "batch": "images"},
+        figures={name: Figure(f"{name.removesuffix('_ms')}, ms", 1, 2) for name in ("mean_ms", "spread_ms")},
+        pair="model",
+        counted=False,
+    ),
+    "beside": Table(
+        groups={"replicas": "servers", "load": "of the peak"},
+        figures={
+            "measured_answered": Figure("answered/s, measured", 1, 0),
+            "answered": Figure("simulated", 1, 0),
+            "answered_ratio": Figure("÷", 1, 2),
+            "measured_p50_ms": Figure("p50 ms, measured", 1, 1),
+            "p50_ms": Figure("simulated", 1, 1),
+            "p50_ms_ratio": Figure("÷", 1, 2),
+            "measured_p99_ms": Figure("p99 ms, measured", 1, 1),
+            "p99_ms": Figure("simulated", 1, 1),
+            "p99_ms_ratio": Figure("÷", 1, 2),
+        },
+        where={"scenario": "beside"},
+        source="benchmarks/results/simulation.csv",
+        pair="scenario",
+        counted=False,
+    ),
+    "foretold": Table(
+        groups={"load": "of what they can do", "replicas": "servers"},
+        figures={
+            "offered": Figure("offered/s", 1, 0),
+            "answered": Figure("answered/s", 1, 0),
+            "p50_ms": Figure("p50 ms", 1, 1),
+            "p99_ms": Figure("p99 ms", 1, 1),
+            "refused": Figure("refused, %"),
+        },
+        where={"scenario": "replicas"},
+        source="benchmarks/results/simulation.csv",
+        pair="scenario",
+        counted=False,
+    ),
+    "shards": Table(
+        groups={"shards": "parts", "load": "of what they can do"},
+        figures={
+            "offered": Figure("queries/s", 1, 0),
+            "p50_ms": Figure("p50 ms", 1, 1),
+            "p99_ms": Figure("p99 ms", 1, 1),
+        },
+        where={"scenario": "shards"},
+        source="benchmarks/results/simulation.csv",
+        pair="scenario",
+        counted=False,
+    ),
+    "plan": Table(
+        groups={"step": "", "log": "by log n", "slope": "by the slope", "unit": "", "from": "from"},
+        figures={},
+        pair="from",
+        counted=False,
+    ),
+    "thresholds": Table(
+        groups={"step": "", "slope": "up to", "unit": "", "from": "from"},
+        figures={},
+        pair="from",
+        counted=False,
     ),
     "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(

@@ -23,7 +23,7 @@ __all__ = ["PAGES", "main", "stale"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PAGES = ("docs/results.md", "docs/artifact.md", "docs/performance.md", "README.md")
+PAGES = ("docs/results.md", "docs/artifact.md", "docs/performance.md", "docs/scaling.md", "README.md")
 _MARKED = re.compile(r"<!-- (table|figure|difference) ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
 _BEGUN = re.compile(r"<!-- (?:table|figure|difference) ")
 
@@ -96,12 +96,12 @@ def _grouped(table: Table, path: Path) -> dict[tuple[str, ...], dict[str, Run]]:
 
 def _table(table: Table, groups: Mapping[tuple[str, ...], Mapping[str, Run]]) -> str:
     """Write a table, a line a group; differences stand to the right of what they are differences of."""
-    head = [*table.groups.values(), "runs"]
+    head = [*table.groups.values(), *["runs"] * table.counted]
     for figure in table.figures.values():
         head += [figure.title, *([f"Δ {figure.title}"] if table.baseline else [])]
     lines = [head, ["---"] * len(table.groups) + ["---:"] * (len(head) - len(table.groups))]
     for group, runs in groups.items():
-        line = [*group, str(len(runs))]
+        line = [*group, *[str(len(runs))] * table.counted]
         for column in table.figures:
             line.append(_mean(table, runs, column))
             if table.baseline:

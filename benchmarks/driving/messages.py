@@ -9,7 +9,19 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import retrieval_service_pb2 as pb
 
-__all__ = ["EMBED", "INFER", "SEARCH", "embed", "fields", "infer", "read", "search", "varint", "write"]
+__all__ = [
+    "EMBED",
+    "INFER",
+    "SEARCH",
+    "embed",
+    "fields",
+    "infer",
+    "read",
+    "search",
+    "search_image",
+    "varint",
+    "write",
+]
 
 EMBED = "/crossbatch.v1.RetrievalService/Embed"
 SEARCH = "/crossbatch.v1.RetrievalService/Search"
@@ -25,6 +37,11 @@ def search(gallery: str, vectors: Sequence[bytes], k: int) -> bytes:
     """Return a SearchRequest of vectors, each float32 little-endian."""
     queries = [pb.Query(vector=vector) for vector in vectors]
     return pb.SearchRequest(gallery=gallery, queries=queries, k=k).SerializeToString()
+
+
+def search_image(gallery: str, image: bytes, k: int) -> bytes:
+    """Return a SearchRequest of one encoded image."""
+    return pb.SearchRequest(gallery=gallery, queries=[pb.Query(image=image)], k=k).SerializeToString()
 
 
 def infer(model: str, name: str, datatype: str, shape: Sequence[int], content: bytes) -> bytes:

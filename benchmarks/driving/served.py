@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["ROOT", "Failed", "Served", "crossbatch", "end_with_parent", "family"]
+__all__ = ["ROOT", "Failed", "Served", "cpu_of", "crossbatch", "end_with_parent", "family"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
@@ -99,7 +99,7 @@ class Served:
 
     def cpu(self) -> float:
         """Return the seconds of processor time that they have used."""
-        return sum(_seconds_of_cpu(each) for each in family(self.pid))
+        return sum(map(cpu_of, family(self.pid)))
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -157,8 +157,8 @@ def crossbatch(model: Path, galleries: Path, log: Path, *words: str) -> Served:
     return Served([sys.executable, "-m", "crossbatch", "serve", *paths, *words], log)
 
 
-def _seconds_of_cpu(pid: int) -> float:
-    """Return the processor time of one process; 0 for one that is gone."""
+def cpu_of(pid: int) -> float:
+    """Return the seconds of processor time that one process has used; 0 for one that is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
