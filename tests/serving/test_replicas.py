@@ -1,217 +1,159 @@
-"""Three servers behind Envoy: one is drained and one killed under load, and no caller of a read notices."""
+"""Servers behind one name, as a headless service of Kubernetes has it: clients spread calls and lose none."""
 
-import csv
-import signal
 import socket
+import socketserver
+import struct
+import subprocess
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from benchmarks import replicas
-from benchmarks.driving.proxy import Proxy, proxied
-from benchmarks.simulating.scenarios import capacity
-from benchmarks.simulating.times import measured_parts
-from protos import retrieval_service_pb2 as pb
-from serving.rpc.auth import OURS, ROLES
-from serving.rpc.wire import bytes_of
-from tests.pictures import encoded, picture
-from tests.serving.indexed import index
+from serving.client import Client, Item
+from serving.errors import CrossbatchError, InvalidArgument, ReadOnly
+from tests.serving.indexed import index, picture
 from tests.serving.processes import Launched, launched
 from tests.serving.rpc_fakes import until
-from tests.serving.stubs import Stubs
 
-HEALTH = "/grpc.health.v1.Health/Check"
-HEALTHY: bytes = HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
-CALLERS = 9
-PHOTO = encoded(picture(1200, 900), "JPEG")  # takes a while to decode, so that calls are in flight everywhere
+ANSWER, NAME, INTERNET = b"\x84\0", b"\xc0\x0c", b"\0\x01"
+"""Flags of an authoritative answer; a reference to the name that was asked for; both class IN and type A."""
 
-
-@contextmanager
-def connected(address: str) -> Iterator[Stubs]:
-    """A channel that tries nothing again by itself."""
-    with grpc.insecure_channel(address, [("grpc.enable_retries", 0)]) as channel:
-        yield Stubs(channel)
+PATIENCE = 20.0  # seconds
 
 
-@contextmanager
-def load(address: str) -> Iterator[Counter[str]]:
-    """Callers that embed and search in turns, one call after another; yields how many ended in which way."""
-    ends, done = Counter[str](), threading.Event()
-    vector = pb.Query(vector=bytes_of(np.array([0.6, 0.8, 0.0], np.float32)))
-
-    def call() -> None:
-        with connected(address) as stubs:
-            while not done.is_set():
-                try:
-                    assert len(stubs.embed(*[PHOTO] * 4, timeout=20).results) == 4
-                    assert len(stubs.search("shop", vector, k=3).results[0].hits) == 3
-                    ends["OK"] += 1
-                except grpc.RpcError as error:
-                    ends[f"{error.code()}: {error.details()}"] += 1
-
-    with ThreadPoolExecutor(CALLERS) as pool:
-        asked = [pool.submit(call) for _ in range(CALLERS)]
-        try:
-            yield ends
-        finally:
-            done.set()
-    for each in asked:
-        each.result()
-
-
-def used(proxy: Proxy, address: str, more: int = 6) -> None:
-    """Wait until a server has got so many calls more."""
-    before = proxy.hosts()[address].calls
-    until(lambda: proxy.hosts()[address].calls >= before + more, 20)
-
-
-def test_one_is_drained_and_one_is_killed_and_no_call_fails(model: Path, data: Path, tmp_path: Path) -> None:
-    galleries = tmp_path / "galleries"
-    index(model, data, galleries / "shop")
-    words = ("--threads", "1", "--drain-delay", "4", "--grace", "5")
-
-    def start(*more: str) -> Launched:
-        return servers.enter_context(launched(model, galleries, *words, *more))
-
-    with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
-        three = drained, killed, kept = list(pool.map(lambda _: start(), range(3)))
-        addresses = [each.address for each in three]
-        with proxied(tmp_path, addresses) as proxy, load(proxy.address) as ends:
-            for address in addresses:
-                used(proxy, address)
-            drained.process.send_signal(signal.SIGTERM)
-            used(proxy, killed.address)
-            retried = proxy.count("upstream_rq_retry")
-            killed.process.kill()
-            until(lambda: proxy.count("upstream_rq_retry") > retried)  # it had calls in flight
-            until(lambda: not proxy.hosts()[killed.address].healthy)
-            assert drained.process.wait(20) == 0
-            used(proxy, kept.address)
-            again = start("--port", killed.address.rpartition(":")[2])
-            assert again.address == killed.address
-            used(proxy, again.address)
-    assert set(ends) == {"OK"}
-
-
-class Counting(grpc.GenericRpcHandler):
-    """Says that it is healthy, and UNAVAILABLE to everything else; counts what it is asked."""
+class Names(socketserver.ThreadingUDPServer):
+    """A name server that knows one name, whose addresses change."""
 
     def __init__(self) -> None:
-        self.asked = Counter[str]()
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        method = str(details.method)
-
-        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
-            if method != HEALTH:
-                self.asked[method] += 1
-                context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-            return HEALTHY
-
-        return grpc.unary_unary_rpc_method_handler(answer)
+        super().__init__(("127.0.0.1", 0), Asked)
+        self.hosts: list[str] = []
 
 
-@contextmanager
-def counting() -> Iterator[tuple[str, Counter[str]]]:
-    options = [("grpc.max_receive_message_length", -1)]
-    server, handler = grpc.server(ThreadPoolExecutor(4), options=options), Counting()
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}", handler.asked
-    finally:
-        server.stop(None).wait()
+class Asked(socketserver.DatagramRequestHandler):
+    server: Names
+
+    def handle(self) -> None:
+        asked = self.rfile.read()
+        question = asked[12 : asked.index(b"\0", 12) + 5]
+        hosts = self.server.hosts if question[-4:-2] == INTERNET else []  # and not IPv6 or a text
+        self.wfile.write(asked[:2] + ANSWER + struct.pack(">4H", 1, len(hosts), 0, 0) + question)
+        for host in hosts:
+            lifetime = struct.pack(">IH", 0, 4)
+            self.wfile.write(NAME + INTERNET + INTERNET + lifetime + socket.inet_aton(host))
+
+
+@pytest.fixture
+def names() -> Iterator[Names]:
+    with Names() as names:
+        threading.Thread(target=names.serve_forever, args=(0.05,)).start()
+        yield names
+        names.shutdown()
 
 
 @contextmanager
-def hanging_up() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that takes what comes first on a connection and breaks it off; yields what it took."""
-    taken: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def calling(client: Client, count: int = 4) -> Iterator[list[CrossbatchError]]:
+    """Call without end from several threads; yields the errors that come of it."""
+    errors: list[CrossbatchError] = []
+    done = threading.Event()
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    taken.append(connection.recv(1 << 16))
+    def call() -> None:
+        while not done.wait(0.005):
+            try:
+                client.embed([picture(0)])
+            except CrossbatchError as error:
+                errors.append(error)
 
-        thread = threading.Thread(target=serve)
+    threads = [threading.Thread(target=call) for _ in range(count)]
+    for thread in threads:
         thread.start()
-        try:
-            yield f"127.0.0.1:{server.getsockname()[1]}", taken
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
+    try:
+        yield errors
+    finally:
+        done.set()
+        for thread in threads:
             thread.join()
 
 
-def attempt(address: str, method: str, message: bytes = b"") -> grpc.StatusCode:
-    """Make one call; return how it failed."""
-    with connected(address) as stubs:
-        call: Any = stubs.channel.unary_unary(method)
-        with pytest.raises(grpc.RpcError) as failure:
-            call(message, timeout=20)
-    code: grpc.StatusCode = failure.value.code()
-    return code
+def answered(server: Launched) -> int:
+    return len(server.said("RetrievalService/Embed OK"))
 
 
-def test_what_reads_is_made_again_elsewhere_and_what_writes_never_if_it_may_have_been_done(
-    tmp_path: Path,
-) -> None:
-    embed = "/crossbatch.v1.RetrievalService/Embed"
-    calls = {name: role for name, role in ROLES.items() if name.startswith(OURS)}
-    with (
-        counting() as (reader, read),
-        counting() as (other, others),
-        proxied(tmp_path, [reader, other], writer=reader) as proxy,
-    ):
-        for method in calls:
-            assert attempt(proxy.address, method) == grpc.StatusCode.UNAVAILABLE
-        for method, role in calls.items():
-            sent = read[method] + others[method]
-            assert sent == (1 if role == "write" else 3), method
-            assert bool(others[method]) == (role != "write"), method
-        for size, sent in ((7 << 20, 6), (9 << 20, 7)):  # what is larger than 8 MiB is not kept
-            attempt(proxy.address, embed, bytes(size))
-            assert read[embed] + others[embed] == sent
+def test_calls_are_spread_and_none_fails_while_servers_come_and_go(model: Path, names: Names) -> None:
+    with ExitStack() as stack:
+
+        def start(host: str, port: str) -> Launched:
+            words = ("--host", host, "--port", port, "--max-connection-age", "1", "--log-calls", "all")
+            folder = model.with_name(f"galleries-{host}")
+            return stack.enter_context(launched(model, folder, *words, "--threads", "1"))
+
+        first = start("127.0.0.1", "0")
+        port = first.address.rpartition(":")[2]
+        second = start("127.0.0.2", port)
+        names.hosts = ["127.0.0.1", "127.0.0.2"]
+        client = stack.enter_context(Client(f"dns://127.0.0.1:{names.server_address[1]}/servers.test:{port}"))
+        with calling(client) as errors:
+            until(lambda: min(answered(first), answered(second)) > 50, PATIENCE)
+            assert 0.5 < answered(first) / answered(second) < 2
+
+            third = start("127.0.0.3", port)  # no connection breaks, and yet it gets its share
+            names.hosts.append("127.0.0.3")
+            until(lambda: answered(third) > 50, PATIENCE)
+
+            names.hosts.remove("127.0.0.2")
+            second.process.terminate()
+            assert second.process.wait(20) == 0
+            first.process.kill()
+            before = answered(third)
+            until(lambda: answered(third) > before + 50, PATIENCE)
+
+            again = start("127.0.0.1", port)
+            until(lambda: answered(again) > 50, PATIENCE)
+        assert errors == []
 
 
-def test_a_write_whose_connection_breaks_is_not_made_again(tmp_path: Path) -> None:
-    with (
-        counting() as (reader, _),
-        hanging_up() as (writer, taken),
-        proxied(tmp_path, [reader], writer=writer) as proxy,
-    ):
-        assert (
-            attempt(proxy.address, "/crossbatch.v1.GalleryService/UpsertItems") == grpc.StatusCode.UNAVAILABLE
-        )
-        time.sleep(1)  # longer than all pauses between attempts
-        assert len([each for each in taken if each]) == 1
+def test_addresses_in_a_row_are_servers_too(model: Path) -> None:
+    with ExitStack() as stack:
+        words = ("--log-calls", "all", "--threads", "1")
+        pair = [stack.enter_context(launched(model, model.with_name(name), *words)) for name in ("a", "b")]
+        client = stack.enter_context(Client("ipv4:" + ",".join(each.address for each in pair)))
+        until(lambda: client.embed([picture(0)]).any() and min(map(answered, pair)) > 5, PATIENCE)
 
 
-def test_the_benchmark_in_short(model: Path, data: Path, tmp_path: Path) -> None:
-    loads, parts = tmp_path / "loads.csv", tmp_path / "parts.csv"
-    words = f"{model} {data} --servers 2 --loads 0.5 --seconds 0.4 --vectors 300 --work {tmp_path}"
-    assert replicas.main([*words.split(), "--csv", str(loads), "--parts", str(parts)]) == 0
-    (row,) = csv.DictReader(loads.read_text().splitlines())
-    assert (row["servers"], row["failed"]) == ("2", "0")
-    assert 0 < float(row["answered"]) < float(row["peak"])
-    assert 0 < float(row["p50_ms"]) <= float(row["p99_ms"])
-    assert all(float(row[f"{who}_cores"]) > 0 for who in ("servers", "client"))
-    timed = {(each["part"], each["batch"]): each for each in csv.DictReader(parts.read_text().splitlines())}
-    assert {"decode", "gallery", "handling", "proxy", "client", "waiting"} < {part for part, _ in timed}
-    assert float(timed["encode", "8"]["mean_ms"]) > 0
-    assert capacity(measured_parts(parts)) > 0
+@pytest.fixture
+def read_only(model: Path, data: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder with the gallery `shop`, mounted as a volume that is read-only."""
+    folder = tmp_path / "galleries"
+    index(model, data, folder / "shop", thumbnails=True)
+    mounted = subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("no right to mount a folder here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_galleries_of_a_read_only_volume_are_served(model: Path, data: Path, read_only: Path) -> None:
+    photo = min(data.rglob("*.jpg"))
+    words = ("--workers", "2", "--metrics-port", "0")
+    with launched(model, read_only, *words) as server, Client(server.address) as client:
+        assert client.search("shop", images=[photo], k=1)[0][0].key == photo.relative_to(data).as_posix()
+        assert len(list(client.items("shop", thumbnails=True))) == 20
+        for write in (
+            lambda: client.upsert("shop", [Item("new", image=photo)]),
+            lambda: client.create("new"),
+            lambda: list(client.build_index("shop")),
+        ):
+            with pytest.raises(ReadOnly):
+                write()
+        assert not [each for each in server.records() if each["level"] == "ERROR"]
+
+
+def test_a_key_travels_in_plain_text_only_where_all_addresses_are_of_this_machine() -> None:
+    Client("ipv4:127.0.0.1:1,127.0.0.2:1", api_key="s3cret").close()
+    for address in ("ipv4:127.0.0.1:1,10.0.0.1:1", "ipv6:[::1]:1,[2001:db8::1]:1", "dns:///localhost.evil:1"):
+        with pytest.raises(InvalidArgument, match="plain text"):
+            Client(address, api_key="s3cret")
