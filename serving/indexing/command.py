@@ -131,13 +131,12 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.model, threads=settings.threads, provider="cpu" if far else settings.provider
     )
     provider = cast("Provider", settings.provider) if far else encoder.provider
-    shards = settings.shards or folder / f".{name}.shards"
+    shards = Path(os.path.abspath(settings.shards or folder / f".{name}.shards"))
     engine = None
     if settings.engine == "ray":
-        engine = RayEngine(
-            Path(os.path.abspath(settings.model)), encoder.spec, provider, Path(os.path.abspath(shards)),
-            settings.ray_address, settings.decoders, settings.encoders, settings.shard_images, settings.patience,
-        )  # fmt: skip
+        own: dict[str, Any] = settings.model_dump(include=set(_OF_RAY)) | {"shards": shards}
+        path = Path(os.path.abspath(settings.model))
+        engine = RayEngine(model=path, spec=encoder.spec, provider=provider, **own)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
     began = time.monotonic()

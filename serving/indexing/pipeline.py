@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,8 @@ from serving.model.preprocess import thumbnail
 from serving.progress import progress
 
 __all__ = [
-    "Engine", "Examiner", "Found", "Outcome", "Report", "Skipped", "Stored", "embed_rows", "examined",
-    "index_rows", "read_image",
+    "Examiner", "Found", "Outcomes", "Report", "Skipped", "Stored", "embed_rows", "examined", "index_rows",
+    "read_image",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class _NewImage:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file that was read: its stamp and digest, and pixels (S, S, 3) and thumbnail if it is to be embedded."""
+    """A file that was read; with pixels (S, S, 3), and a thumbnail if wanted, where it is to be embedded."""
 
     size: int
     mtime_ns: int
@@ -99,14 +99,8 @@ Stored = tuple[Row, GalleryItem | None]
 Outcome = ItemWrite | Source | Literal["unchanged", "changed"]
 """A write is of a new item, or of the stored one with other texts; a Source is to be noted of one that is as
 it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
-
-
-class Engine(Protocol):
-    """What reads and embeds rows: yields each with what becomes of it, or with what is wrong with it."""
-
-    def __call__(
-        self, examiner: "Examiner", rows: Iterable[Stored], *, total: int, batch: int, threads: int
-    ) -> Generator[tuple[Row, Outcome | OSError | BadImage | InvalidArgument]]: ...
+Outcomes = Generator[tuple[Row, Outcome | OSError | BadImage | InvalidArgument]]
+"""Rows with what becomes of them, or with what is wrong with them."""
 
 
 def index_rows(
@@ -119,7 +113,7 @@ def index_rows(
     sync: bool = False,
     batch: int = 32,
     threads: int = 0,
-    engine: Engine | None = None,
+    engine: Callable[..., Outcomes] | None = None,
 ) -> Report:
     """Bring a gallery in step with rows of a catalogue, those on the side `split`.
 
@@ -188,7 +182,7 @@ def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[Stored]
 
 def _outcomes(
     examiner: "Examiner", rows: Iterable[Stored], *, total: int, batch: int, threads: int
-) -> Generator[tuple[Row, Outcome | OSError | BadImage | InvalidArgument]]:
+) -> Outcomes:
     """Yield each row with what becomes of it, the new images of a batch when that is encoded."""
     images = list[tuple[Row, _NewImage]]()
     looks = examined(examiner.examine, rows, ahead=2 * batch, threads=threads)

@@ -1,9 +1,8 @@
 """What an indexing run over several machines has finished: a file a shard, and a note that it is whole.
 
-NAME.npz holds what was found in some images, in order. NAME.json, which is written after it, says which images
-these are, the model's fingerprint, and the checksum of the file. Each appears whole or not at all, and only a
-file with a note that fits it counts. The name is made of the images and of how they were to be read, so the
-same work has the same name.
+NAME.npz holds what was found in some images, in order. NAME.json, written after it, says which images these
+are, the model's fingerprint, and the checksum of the file. Each appears whole or not at all, and only a file
+with a note that fits it counts. An image's id, of which names are made, tells its file and how that was read.
 """
 
 import hashlib
@@ -90,7 +89,7 @@ def read_shard(folder: Path, name: str) -> dict[str, Entry]:
 
 
 def finished(folder: Path, model: str, wanted: Collection[str]) -> dict[str, str]:
-    """Return which of the images `wanted` are in whole shards of a model, and in which; others do not count."""
+    """Return which of the images `wanted` are in whole shards of a model, and in which."""
     where = dict[str, str]()
     for path in sorted(folder.glob("*.json")):
         try:

@@ -1,6 +1,8 @@
 """The Ray engine fills a gallery as the plain one does, to the byte, whatever is killed on the way."""
 
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -18,26 +20,28 @@ from serving.errors import BadImage, BadSetting, Unavailable
 from serving.indexing import ray_engine
 from serving.indexing.pipeline import Found
 from serving.indexing.shards import Entry, finished, name_of, read_shard, write_shard
+from serving.model.spec import read_model
 from tests.pictures import encoded
 from tests.serving.indexed import counts, index, opened
 from tests.tiny_model import tiny_graph, write_tiny_model
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray", "ignore::ResourceWarning"
-)
+pytestmark = [
+    pytest.mark.timeout(150),  # Ray takes 5 to 10 s to start its processes, once a run
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files and sockets to the collector
+]
 COUNT, BATCH = 60, 3
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of two machines with a core each, as far as Ray knows."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    """A cluster of one machine with two cores, as far as Ray knows."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray_engine._import_ray()
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        cluster.add_node(num_cpus=1)
+        head = {"num_cpus": 2, "include_dashboard": False}
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         yield cluster.address
         cluster.shutdown()
 
@@ -57,7 +61,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def by_ray(model: Path, data: Path, gallery: Path, address: str, **more: Any) -> dict[str, Any]:
-    given = {"engine": "ray", "ray_address": address, "shard_images": BATCH} | more
+    given = {"engine": "ray", "ray_address": address, "shard_images": BATCH, "encoders": 2} | more
     return index(model, data, gallery, **given)
 
 
@@ -94,26 +98,30 @@ def kill_workers(shards: Path, killed: list[str]) -> None:
             killed.append(title)
 
 
-def test_it_fills_a_gallery_as_the_plain_engine_does_though_workers_are_killed(
+def test_it_does_what_the_plain_engine_does_though_workers_are_killed(
     tmp_path: Path, model: Path, data: Path, address: str
 ) -> None:
-    plain = index(model, data, tmp_path / "plain", thumbnails=True)
+    late = [data / f"class{number % 4}/{number:02}.jpg" for number in range(3, COUNT)]
+    for path in late:
+        path.rename(tmp_path / path.name)
+    for name in ("plain", "ray"):
+        index(model, data, tmp_path / name, thumbnails=True)
+    for path in late:
+        (tmp_path / path.name).rename(path)
+    (data / "class0/00.jpg").write_bytes(late[0].read_bytes())
+    (data / "class1/01.jpg").touch()
+    (data / "class2/02.jpg").unlink()
     killed = list[str]()
     killer = threading.Thread(target=kill_workers, args=(tmp_path / ".ray.shards", killed), daemon=True)
     killer.start()
-    result = by_ray(model, data, tmp_path / "ray", address, thumbnails=True)
+    result = by_ray(model, data, tmp_path / "ray", address, sync=True)
+    plain = index(model, data, tmp_path / "plain", sync=True)
     assert any("_Encode" in title for title in killed)
     assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
-    assert counts(result) == counts(plain) == {"stored": COUNT, "skipped": 2}
+    assert counts(result) == counts(plain) == {"stored": 58, "unchanged": 1, "deleted": 1, "skipped": 2}
     assert result["skipped"] == plain["skipped"]
     assert not (tmp_path / ".ray.shards").exists()
-    (data / "class0/00.jpg").write_bytes((data / "class1/01.jpg").read_bytes())
-    (data / "class1/05.jpg").touch()
-    (data / "class2/02.jpg").unlink()
-    for more in ({}, {"sync": True}, {}):
-        again = by_ray(model, data, tmp_path / "ray", address, **more)
-        assert counts(again) == counts(index(model, data, tmp_path / "plain", **more))
-        assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
+    assert counts(by_ray(model, data, tmp_path / "ray", "local")) == {"unchanged": 59, "skipped": 2}
 
 
 def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
@@ -135,7 +143,10 @@ def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
     with (shards / f"{damaged}.npz").open("r+b") as file:
         file.seek(-30, os.SEEK_END)
         file.write(b"x")
-    assert counts(by_ray(model, data, tmp_path / "ray", address, shards=shards)) == {"stored": COUNT, "skipped": 2}
+    assert counts(by_ray(model, data, tmp_path / "ray", address, shards=shards)) == {
+        "stored": COUNT,
+        "skipped": 2,
+    }
     after = notes(shards)
     assert len(after) == -(-(COUNT + 2) // BATCH)
     assert {name for name in before if after[name] != before[name]} == {damaged}
@@ -145,13 +156,31 @@ def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
 def test_files_that_only_this_machine_has_are_told(
     tmp_path: Path, model: Path, data: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for path in data.glob("class[1-3]/*.jpg"):
+        path.unlink()
     monkeypatch.chdir(tmp_path)
-    here = Path("/proc/self/cwd")  # which is another folder for each process
-    with pytest.raises(Unavailable, match=r"/proc/self/cwd/model\.onnx; .*same path; what is finished is kept"):
-        by_ray(here / "model.onnx", data, tmp_path / "birds", address)
-    with pytest.raises(Unavailable, match=r"cwd/data/.* cannot be read there \(No such file .* here it can: "):
-        by_ray(model, here / "data", tmp_path / "birds", address)
+    here = Path("/proc/self/cwd/data")  # which is another folder for each process
+    with pytest.raises(
+        Unavailable, match=r"cwd/data/.* cannot be read there \(No such file .* here it can: "
+    ):
+        by_ray(model, here, tmp_path / "birds", address)
     assert not (tmp_path / "birds").exists()
+
+
+def test_a_machine_without_the_model_or_the_folder_says_so(tmp_path: Path, model: Path) -> None:
+    spec, found = read_model(model)[1], pickle.dumps({"a": Found(1, 2, b"d" * 32)})
+    other = write_tiny_model(tmp_path / "other.onnx", tiny_graph(histograms=False))
+    row = {"name": name_of("a"), "found": found, "unread": "", "why": ""}
+    for file, folder, told in (
+        (model, tmp_path, "^$"),
+        (tmp_path / "absent", tmp_path, "absent is not there.*at the same path"),
+        (other, tmp_path, f"the fingerprint .* there, and {spec.fingerprint[:12]} here; .*same"),
+        (model, tmp_path / "absent", "the folder .*absent cannot be written"),
+    ):
+        given: dict[str, Any] = {"provider": "cpu", "threads": 1, "batch": 1, "shards": folder}
+        made = ray_engine._Encode(spec=spec, model=file, **given)(row)
+        assert re.search(told, made["fault"])
+    assert finished(tmp_path, spec.fingerprint, ["a"]) == {"a": name_of("a")}
 
 
 def test_nobody_waits_for_ever(
@@ -199,11 +228,12 @@ def test_only_whole_shards_of_the_model_count(tmp_path: Path) -> None:
 
 
 def test_what_ray_raises_is_told_in_a_sentence() -> None:
-    from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
+    from ray import exceptions
 
-    task = RayTaskError("map", "traceback", OutOfMemoryError("much text"))
+    ray: Any = exceptions
+    task = ray.RayTaskError("map", "much text", ray.OutOfMemoryError("memory")).as_instanceof_cause()
     assert "run out of memory" in ray_engine._told(task)
-    assert "was killed, or its machine lost" in ray_engine._told(ActorDiedError())
+    assert "was killed, or its machine lost" in ray_engine._told(ray.ActorDiedError())
     assert ray_engine._told(ValueError("odd\nlines")) == "Ray has failed: odd"
 
 
@@ -215,8 +245,3 @@ def test_settings_of_ray_are_for_ray_which_must_be_there(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadSetting, match=r"crossbatch\[cluster\]"):
         by_ray(model, data, tmp_path / "birds", "local")
-
-
-def test_another_models_shards_are_left_alone(tmp_path: Path) -> None:
-    other = write_tiny_model(tmp_path / "other.onnx", tiny_graph(histograms=False))
-    assert other
