@@ -11,7 +11,7 @@ BUDGETS = {
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 6_460,
-    "serving/indexing": 822,
+    "serving/indexing": 1_365,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 900,
@@ -21,7 +21,7 @@ BUDGETS = {
     "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 28_150, 188, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 28_690, 190, 400
 
 
 def files(room: str) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from serving.indexing.shards import Entry, finished, name_of, read_shard, write_
 from serving.model.spec import read_model
 from tests.pictures import encoded
 from tests.serving.indexed import counts, index, opened
+from tests.test_docs import ROOT, commands
 from tests.tiny_model import tiny_graph, write_tiny_model
 
 pytestmark = [
@@ -127,11 +129,13 @@ def test_it_does_what_the_plain_engine_does_though_workers_are_killed(
 def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
     tmp_path: Path, model: Path, data: Path, address: str
 ) -> None:
-    index(model, data, tmp_path / "plain")
-    shards = tmp_path / "shards"
-    words = ["--model", model, "--data", data, "--batch", BATCH, "--threads", 2, "--shard-images", BATCH]
-    words = ["index", "--engine", "ray", *words, "--shards", shards, tmp_path / "ray"]
-    with subprocess.Popen([sys.executable, "-m", "crossbatch", *map(str, words)]) as command:
+    (tmp_path / "photos").symlink_to(data)
+    index(model, tmp_path / "photos", tmp_path / "plain")
+    shards, gallery = tmp_path / "shards", tmp_path / "galleries/birds"
+    (told,) = (each for each in commands(ROOT / "docs/catalogues.md") if "--engine ray" in each)
+    words = f"{told} --ray-address local --batch {BATCH} --threads 2 --shard-images {BATCH} --shards {shards}"
+    line = [sys.executable, "-m", *shlex.split(words)]
+    with subprocess.Popen(line, cwd=tmp_path) as command:
         while len(notes(shards)) < 3:
             assert command.poll() is None
             time.sleep(0.005)
@@ -143,14 +147,12 @@ def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
     with (shards / f"{damaged}.npz").open("r+b") as file:
         file.seek(-30, os.SEEK_END)
         file.write(b"x")
-    assert counts(by_ray(model, data, tmp_path / "ray", address, shards=shards)) == {
-        "stored": COUNT,
-        "skipped": 2,
-    }
+    result = by_ray(model, tmp_path / "photos", gallery, address, shards=shards)
+    assert counts(result) == {"stored": COUNT, "skipped": 2}
     after = notes(shards)
     assert len(after) == -(-(COUNT + 2) // BATCH)
     assert {name for name in before if after[name] != before[name]} == {damaged}
-    assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
+    assert contents(gallery) == contents(tmp_path / "plain")
 
 
 def test_files_that_only_this_machine_has_are_told(
