@@ -168,5 +168,5 @@ def test_every_script_named_in_a_page_exists() -> None:
     for page in PAGES:
         for command in commands(page):
             first = shlex.split(command)[0]
-            known = {"crossbatch", "pip", "git", "cd", "docker", "tensorboard", "torchrun"}
+            known = {"crossbatch", "pip", "git", "cd", "docker", "tensorboard", "torchrun", "ray"}
             assert first in known or os.access(ROOT / first, os.X_OK), command

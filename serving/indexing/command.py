@@ -5,11 +5,13 @@ nothing of the machine that filled it.
 """
 
 import csv
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,8 +25,9 @@ from serving.gallery.map import make_map
 from serving.gallery.place import galleries_at
 from serving.gallery.search.counts import kinds_by_field
 from serving.indexing.pipeline import Skipped, index_rows
+from serving.indexing.ray_engine import RayEngine
 from serving.indexing.target import Target
-from serving.model.provider import ProviderChoice
+from serving.model.provider import GPUS, Provider, ProviderChoice
 from serving.model.trial import load_encoder
 from serving.progress import stages
 
@@ -33,6 +36,7 @@ __all__ = ["Reading", "Settings", "complaint", "render", "run", "some"]
 FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
 _SHOWN = 5
+_OF_RAY: Final = frozenset({"ray_address", "decoders", "encoders", "shards", "shard_images", "patience"})
 
 
 class Reading(BaseModel):
@@ -90,6 +94,21 @@ class Settings(Reading):
     """give each item a place on a map, as `gallery map` does, before the index is made"""
     fail_above: float | None = Field(None, ge=-1, le=1)
     """store all, and end with status 2 where two items of the gallery score this or more, as duplicates do"""
+    engine: Literal["plain", "ray"] = "plain"
+    """what reads and embeds: this process, or Ray, on this machine or on a cluster"""
+    ray_address: str = "local"
+    """of the cluster, HOST:PORT, or auto where this machine is one of it; local: Ray on this machine alone"""
+    decoders: int = Field(0, ge=0, le=100_000)
+    """images that Ray decodes at once, each on a core; 0: one on each core"""
+    encoders: int = Field(0, ge=0, le=10_000)
+    """processes of Ray that hold the model; 0: one a machine, or one a GPU"""
+    shards: Path | None = None
+    """folder for what Ray has finished, seen by all machines, and kept; by default beside the gallery, and
+    removed at the end"""
+    shard_images: int = Field(256, ge=1, le=65_536)
+    """images that Ray takes as one piece of work, rounded up to whole batches"""
+    patience: float = Field(900.0, gt=0)
+    """seconds in which Ray must finish a piece of work; else the run ends"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -109,8 +128,20 @@ def run(settings: Settings) -> dict[str, Any]:
         raise Unsupported("--map is for galleries in a folder; leave it out for a Milvus")
     if settings.report is not None:
         _check_report(settings.report)
+    if settings.engine == "plain" and (given := _OF_RAY & settings.model_fields_set):
+        raise BadSetting(f"--{min(given).replace('_', '-')} is for --engine ray; give both, or neither")
     catalog = settings.catalog()
-    encoder = load_encoder(settings.model, threads=settings.threads, provider=settings.provider)
+    far = settings.engine == "ray" and settings.provider in GPUS  # a GPU is not needed here, then
+    encoder = load_encoder(
+        settings.model, threads=settings.threads, provider="cpu" if far else settings.provider
+    )
+    provider = cast("Provider", settings.provider) if far else encoder.provider
+    shards = Path(os.path.abspath(settings.shards or folder / f".{name}.shards"))
+    engine = None
+    if settings.engine == "ray":
+        own: dict[str, Any] = settings.model_dump(include=set(_OF_RAY)) | {"shards": shards}
+        path = Path(os.path.abspath(settings.model))
+        engine = RayEngine(model=path, spec=encoder.spec, provider=provider, **own)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
     began = time.monotonic()
@@ -120,7 +151,9 @@ def run(settings: Settings) -> dict[str, Any]:
         target = Target(directory, name, encoder.spec, **kind)
         before = kinds_by_field(target.gallery.fields()) if target.gallery else {}
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
-        report = index_rows(encoder, catalog, rows, target, **more)
+        report = index_rows(encoder, catalog, rows, target, engine=engine, **more)
+        if engine and settings.shards is None:  # all that is in them is stored
+            shutil.rmtree(shards, ignore_errors=True)
         missing = select_missing(catalog, split, rule)
         absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
         file = settings.report or (place / name / FILE_NAME if isinstance(place, Path) else None)
@@ -150,7 +183,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "gallery": f"{place}/{name}",
         "model": encoder.spec.name,
-        "provider": encoder.provider,
+        "provider": provider,
         "root": str(catalog.root),
         "format": catalog.format,
         "table": None if catalog.table is None else str(catalog.table),

@@ -11,16 +11,17 @@ taken. A side lies within another (`test` within `all`): when the wider one is i
 import hashlib
 import os
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, Split
+from serving.catalog.picture import Picture
 from serving.cores import usable_cores
 from serving.errors import BadImage, InvalidArgument, cause_of
 from serving.gallery.item import (
@@ -38,8 +39,12 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
 from serving.progress import progress
 
-__all__ = ["Report", "Skipped", "embed_rows", "index_rows"]
+__all__ = [
+    "Examiner", "Found", "Outcomes", "Report", "Skipped", "Stored", "embed_rows", "examined", "index_rows",
+    "read_image",
+]  # fmt: skip
 
+T = TypeVar("T")
 _LOOKED_UP: Final = 256  # keys at once
 _NO_VECTOR: Final = np.ones(1, np.float32)  # until the image is embedded
 _WITHIN: Final[dict[str, tuple[str, ...]]] = {"all": get_args(Split), "test": ("test", "query", "gallery")}
@@ -78,9 +83,24 @@ class _NewImage:
     write: ItemWrite
 
 
-_Outcome = ItemWrite | Source | Literal["unchanged", "changed"]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that was read; with pixels (S, S, 3), and a thumbnail if wanted, where it is to be embedded."""
+
+    size: int
+    mtime_ns: int
+    digest: bytes
+    pixels: NDArray[np.uint8] | None = None
+    picture: bytes = b""
+
+
+Stored = tuple[Row, GalleryItem | None]
+"""A row with the item that is stored of a file under its key."""
+Outcome = ItemWrite | Source | Literal["unchanged", "changed"]
 """A write is of a new item, or of the stored one with other texts; a Source is to be noted of one that is as
 it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
+Outcomes = Generator[tuple[Row, Outcome | OSError | BadImage | InvalidArgument]]
+"""Rows with what becomes of them, or with what is wrong with them."""
 
 
 def index_rows(
@@ -93,18 +113,21 @@ def index_rows(
     sync: bool = False,
     batch: int = 32,
     threads: int = 0,
+    engine: Callable[..., Outcomes] | None = None,
 ) -> Report:
     """Bring a gallery in step with rows of a catalogue, those on the side `split`.
 
     Only with `sync` are items replaced whose file has changed, and deleted whose file is gone. The gallery is
-    made when the first image is ready. Threads decode; 0 takes one a core.
+    made when the first image is ready. Threads decode; 0 takes one a core. Another engine than these takes
+    their place and the encoder's.
     """
-    examiner = _Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
+    examiner = Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
     without_key = {row.key: fault for row in rows if (fault := _key_fault(row.key))}
     fit = [row for row in rows if row.key not in without_key]
     counts = Counter[str]()
     bad, unread = dict[str, str](), dict[str, str]()  # why, by key; an item of the latter stays in any case
-    found = _outcomes(examiner, _looked_up(fit, target.gallery), total=len(fit), batch=batch, threads=threads)
+    looked_up, run = _looked_up(fit, target.gallery), engine or _outcomes
+    found = run(examiner, looked_up, total=len(fit), batch=batch, threads=threads)
     with Storing(target, sync=sync) as storing, closing(found):
         for row, outcome in found:
             match outcome:
@@ -135,7 +158,7 @@ def embed_rows(
     encoder: Encoder, catalog: Catalog, *, batch: int = 32, threads: int = 0
 ) -> Iterator[GalleryItem | Skipped]:
     """Yield a new item for each row of a catalogue, or why there is none."""
-    examiner = _Examiner(encoder, catalog, "all", sync=False, thumbnail_side=0)
+    examiner = Examiner(encoder, catalog, "all", sync=False, thumbnail_side=0)
     new, total = ((row, None) for row in catalog.rows), len(catalog.rows)
     with closing(_outcomes(examiner, new, total=total, batch=batch, threads=threads)) as found:
         for row, outcome in found:
@@ -149,8 +172,7 @@ def _reason(error: Exception) -> str:
     return f"the file cannot be read: {cause_of(error)}" if isinstance(error, OSError) else str(error)
 
 
-def _looked_up(rows: Sequence[Row], gallery: AnyGallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
-    """Yield each row with the item that is stored of a file under its key."""
+def _looked_up(rows: Sequence[Row], gallery: AnyGallery | None) -> Iterator[Stored]:
     for start in range(0, len(rows), _LOOKED_UP):
         some = rows[start : start + _LOOKED_UP]
         stored = stored_of(gallery, [row.key for row in some]) if gallery else {}
@@ -159,17 +181,12 @@ def _looked_up(rows: Sequence[Row], gallery: AnyGallery | None) -> Iterator[tupl
 
 
 def _outcomes(
-    examiner: "_Examiner",
-    rows: Iterable[tuple[Row, GalleryItem | None]],
-    *,
-    total: int,
-    batch: int,
-    threads: int,
-) -> Generator[tuple[Row, _Outcome | OSError | BadImage | InvalidArgument]]:
+    examiner: "Examiner", rows: Iterable[Stored], *, total: int, batch: int, threads: int
+) -> Outcomes:
     """Yield each row with what becomes of it, the new images of a batch when that is encoded."""
     images = list[tuple[Row, _NewImage]]()
-    examined = _examined(examiner, rows, ahead=2 * batch, threads=threads)
-    with progress(examined, "embed", total=total, unit="image") as bar, closing(examined):
+    looks = examined(examiner.examine, rows, ahead=2 * batch, threads=threads)
+    with progress(looks, "embed", total=total, unit="image") as bar, closing(looks):
         for row, future in bar:
             try:
                 outcome = future.result()
@@ -187,15 +204,15 @@ def _outcomes(
             yield from examiner.embedded(images)
 
 
-def _examined(
-    examiner: "_Examiner", rows: Iterable[tuple[Row, GalleryItem | None]], *, ahead: int, threads: int
-) -> Generator[tuple[Row, Future[_Outcome | _NewImage]]]:
-    """Yield each row, in order, with what becomes of it."""
+def examined(
+    look: Callable[[Row, GalleryItem | None], T], rows: Iterable[Stored], *, ahead: int, threads: int
+) -> Generator[tuple[Row, Future[T]]]:
+    """Yield each row, in order, with what `look` finds, which threads do a bounded number ahead."""
     pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
     try:
-        waiting: deque[tuple[Row, Future[_Outcome | _NewImage]]] = deque()
+        waiting: deque[tuple[Row, Future[T]]] = deque()
         for row, stored in rows:
-            waiting.append((row, pool.submit(examiner.examine, row, stored)))
+            waiting.append((row, pool.submit(look, row, stored)))
             if len(waiting) > ahead:
                 yield waiting.popleft()
         yield from waiting
@@ -203,7 +220,31 @@ def _examined(
         pool.shutdown(cancel_futures=True)
 
 
-class _Examiner:
+def read_image(
+    image: Picture,
+    stamp: tuple[int, int],
+    preprocess: Callable[[bytes], NDArray[np.uint8]],
+    *,
+    known: bytes,
+    side: int | None,
+) -> Found:
+    """Read a file, of that stamp before, and decode it, unless its digest is the `known` one.
+
+    Its pixels are kept, and a thumbnail of that side if it is not 0, unless `side` is None: then it is only
+    seen whether it holds an image. Raises OSError and BadImage.
+    """
+    data = image.read_bytes()
+    found = Found(*stamp, hashlib.sha256(data).digest())
+    if found.digest == known:
+        return found
+    pixels = preprocess(data)
+    if side is None:
+        return found
+    picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
+    return replace(found, pixels=pixels, picture=picture)
+
+
+class Examiner:
     """Looks at images of one side of a data set; used by all decoding threads at once."""
 
     def __init__(
@@ -214,9 +255,20 @@ class _Examiner:
         self._origin = _origin_of(catalog, split)
         self._kin = frozenset(_origins_within(catalog, "all"))  # an image is the same file on each side
 
-    def examine(self, row: Row, stored: GalleryItem | None) -> _Outcome | _NewImage:
+    def examine(self, row: Row, stored: GalleryItem | None) -> Outcome | _NewImage:
         """Find out what is to be done with a row, given the item that has its key."""
-        size, mtime_ns = row.image.stamp()  # before reading: a later change shows the next time
+        stamp = row.image.stamp()  # before reading: a later change shows the next time
+        if (outcome := self.by_stamp(row, stored, stamp)) is not None:
+            return outcome
+        known, side = self.reading(stored)
+        found = read_image(row.image, stamp, self._encoder.preprocess, known=known, side=side)
+        outcome = self.by_content(row, stored, found, None if found.pixels is None else _NO_VECTOR)
+        if found.pixels is None or not isinstance(outcome, ItemWrite):
+            return outcome
+        return _NewImage(found.pixels, outcome)
+
+    def by_stamp(self, row: Row, stored: GalleryItem | None, stamp: tuple[int, int]) -> Outcome | None:
+        """Tell what is to be done as far as a file's size and time of change show it; None: read the file."""
         known = stored.source if stored else None
         uri = self._catalog.path_of(row)
         if (
@@ -224,21 +276,29 @@ class _Examiner:
             and known
             and known.origin in self._kin
             and (known.uri_given() or stored.uri) == uri  # or else a table names another file by this key now
-            and (known.size, known.mtime_ns) == (size, mtime_ns)
+            and (known.size, known.mtime_ns) == stamp
         ):
             return _same(row, uri, stored, replace(known, origin=self._origin, given=""))
-        data = row.image.read_bytes()
-        source = Source(self._origin, size, mtime_ns, hashlib.sha256(data).digest())
-        if stored and known and known.digest == source.digest:
+        return None
+
+    def reading(self, stored: GalleryItem | None) -> tuple[bytes, int | None]:
+        """Return how `read_image` is to take a file: `known` and `side`."""
+        known = stored.source.digest if stored and stored.source else b""
+        return known, None if stored and not self._sync else self._thumbnail_side
+
+    def by_content(
+        self, row: Row, stored: GalleryItem | None, found: Found, vector: NDArray[np.float32] | None
+    ) -> Outcome:
+        """Tell what is to be done with a file that was read; the vector is None where none was wanted."""
+        source = Source(self._origin, found.size, found.mtime_ns, found.digest)
+        uri = self._catalog.path_of(row)
+        if stored and stored.source and stored.source.digest == found.digest:
             return _same(row, uri, stored, source)
-        pixels = self._encoder.preprocess(data)
-        if stored and not self._sync:
+        if vector is None:
             return "changed"
-        side = self._thumbnail_side
-        picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
-        item = GalleryItem(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture)
+        item = GalleryItem(row.key, vector, row.label, uri, row.metadata, source, found.picture)
         check_fields(item)
-        return _NewImage(pixels, ItemWrite.merged(item, stored, embedded=True))
+        return ItemWrite.merged(item, stored, embedded=True)
 
     def embedded(self, images: Sequence[tuple[Row, _NewImage]]) -> Iterator[tuple[Row, ItemWrite]]:
         """Yield the writes of new images with their vectors."""
@@ -247,7 +307,7 @@ class _Examiner:
             yield row, image.write._replace(item=replace(image.write.item, vector=vector))
 
 
-def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
+def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> Outcome:
     told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
     check_fields(told)
     if not same_given(given_by_source(told), given_by_source(stored)):
