@@ -119,6 +119,8 @@ def test_nothing_is_allowed_that_is_not_needed(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
+        assert container["image"] == server["image"]
+        assert ":" in container["image"]
     mounts = {each["mountPath"]: each.get("readOnly", False) for each in server["volumeMounts"]}
     assert {path for path, read_only in mounts.items() if not read_only} == {"/tmp"}
     assert set(settings.model) <= set(mounts)
