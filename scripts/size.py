@@ -10,7 +10,7 @@ BUDGETS = {
     "training": 8_000,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 6_460,
+    "serving/gallery": 7_845,
     "serving/indexing": 822,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
@@ -21,7 +21,7 @@ BUDGETS = {
     "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 28_150, 188, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 29_560, 191, 400
 
 
 def files(room: str) -> Iterator[Path]:

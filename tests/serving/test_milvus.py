@@ -214,7 +214,7 @@ def test_credentials_are_of_the_environment(milvus: MilvusServer, monkeypatch: p
     [
         ({}, "was not made by crossbatch; give the gallery another name"),
         ({"crossbatch.format": "1.0"}, "was not made by crossbatch"),
-        ({"crossbatch.format": f"{FORMAT + 1}"}, f"of format {FORMAT + 1}, and this crossbatch reads {FORMAT}"),
+        ({"crossbatch.format": f"{FORMAT + 1}"}, f"is of format {FORMAT + 1}, and this crossbatch reads"),
         ({"crossbatch.format": f"{FORMAT}"}, "were altered \\(KeyError"),
         (
             {f"crossbatch.{name}": f"{value}" for name, value in {
