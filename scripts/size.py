@@ -10,18 +10,18 @@ BUDGETS = {
     "training": 8_000,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 7_845,
-    "serving/indexing": 822,
+    "serving/gallery": 8_080,
+    "serving/indexing": 836,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
-    "serving/engine": 900,
+    "serving/engine": 902,
     "serving/observability": 720,
     "serving/server": 740,
     "serving/web": 2_890,
     "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 29_560, 191, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 29_825, 194, 400
 
 
 def files(room: str) -> Iterator[Path]:
