@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import AlreadyExists, Conflict, InvalidArgument, ModelMismatch, NotFound, Unsupported
@@ -164,9 +164,11 @@ def test_items_come_back_as_they_were_written_replaced_and_changed(gallery: AnyG
     with pytest.raises(NotFound, match=r"there is no item 'no' in the gallery scratch \(nor are 1 more\)"):
         gallery.get(["b", "no", "nor"])
 
-    gallery.touch({"a/1": replace(source, origin="file:///moved"), "b": source})
-    (moved,) = gallery.get(["a/1"])
-    assert (moved.source, moved.version) == (replace(source, origin="file:///moved"), versions[0])
+    moved = replace(source, origin="file:///moved")
+    gallery.touch({"a/1": moved, "b": source})
+    gallery.touch({"a/1": replace(source, origin="file:///other", digest=b"\2" * 32)})
+    (read,) = gallery.get(["a/1"])
+    assert (read.source, read.version) == (moved, versions[0])
     (changed,) = gallery.update([ItemChange("a/1", {"n": None, "y": True}, label="boot")])
     assert changed > versions[1]
     (read,) = gallery.get(["a/1"])
@@ -178,6 +180,8 @@ def test_items_come_back_as_they_were_written_replaced_and_changed(gallery: AnyG
     )
     assert read.source is not None
     assert read.source.given.startswith('["shoe"')  # what its file gave
+    gallery.touch({"a/1": source})
+    assert gallery.get(["a/1"])[0].source == replace(source, given=read.source.given)
     assert read.vector.tobytes() == first.vector.tobytes()
     with pytest.raises(NotFound, match="there is no item 'no'"):
         gallery.update([ItemChange("no")])
@@ -207,7 +211,13 @@ def test_hits_are_ranked_ties_by_key_and_cut_at_the_minimum(stocked: AnyGallery)
     assert stocked.search(np.empty((0, D), np.float32), 3) == []
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(filter=Equal("a", 1))
+@example(filter=Equal("a", "1"))
+@example(filter=Equal("a", True))
+@example(filter=Range("a", above="a", most="ab"))
+@example(filter=Not(In("a", ("", -0.0, False))))
+@example(filter=AnyOf((Equal("b", 'q"\\'), Range("b", least=0.5))))
 @given(filter=FILTERS)
 def test_a_filter_finds_what_a_loop_does(engine: Engine, stocked: AnyGallery, filter: Filter) -> None:
     check_filter(filter)
@@ -330,7 +340,8 @@ def test_items_that_are_alike_are_found(stocked: AnyGallery) -> None:
     assert (len(rest.pairs), rest.compared, rest.last) == (10, 60, 0)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(keys=["\n", "\r", '"', "\\", "\\n", "'", "{a}", "$x", "%", "_", "\U0001f426", "\uffff"])
 @given(keys=st.lists(st.text(ODD, min_size=1, max_size=6), min_size=2, max_size=12, unique=True))
 def test_a_key_may_be_any_text(gallery: AnyGallery, keys: list[str]) -> None:
     keys = sorted(key for key in keys)

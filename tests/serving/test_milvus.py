@@ -340,20 +340,19 @@ def test_more_than_milvus_returns_at_once_is_read_in_parts(
     items = [
         GalleryItem(f"{n:02}", vector, "ab"[n == 39], metadata={"n": n}) for n, vector in enumerate(VECTORS)
     ]
+    put = Mock(side_effect=Server.put, autospec=True)
+    monkeypatch.setattr(Server, "put", lambda *given: put(*given))
     monkeypatch.setattr("serving.gallery.milvus.rows._PART_BYTES", 1)
-    versions = made.upsert(items)
+    versions = made.upsert(items[::-1])[::-1]  # Milvus' own order is that of the keys
+    assert put.call_count == 40
     for module, name, value in (
         (reader, "WINDOW", 8), (gallery, "WINDOW", 8), (reader, "PAGE", 3), (gallery, "PAGE", 3),
         (reader, "_SPARE", 0),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    assert [item.key for item in made.matching(Range("n", least=3))] == [item.key for item in items[3:]]
-    assert [item.key for item in made.matching(Not(Exists("x")), after=versions[35])] == [
-        "36",
-        "37",
-        "38",
-        "39",
-    ]
+    assert [item.key for item in made.matching(Range("n", least=3))] == [item.key for item in items[:2:-1]]
+    rest = made.matching(Not(Exists("x")), after=versions[4])
+    assert [item.key for item in rest] == ["03", "02", "01", "00"]
     assert [item.key for item in made.by_key(after="30")] == [f"{n}" for n in range(31, 40)]
     assert len(made.keys_of("o")) == 0
     drawn = [item.key for item in made.sample(2, seed=1)]
@@ -378,11 +377,11 @@ def test_what_lies_in_several_segments_is_read_whole(
         assert isinstance(made, gallery.MilvusGallery)
         client = pymilvus.MilvusClient(milvus.address.replace("milvus", "http"), token=TOKEN)
         items = [GalleryItem(f"{n:02}", VECTORS[n], source=Source("o", 1, 1, b"")) for n in range(25)]
-        for start in (0, 10, 20):
-            made.upsert(items[start : start + 10])
-            client.flush(made.collection)  # the segment is closed
-        made.upsert(items[8:12])  # and lies in a new one now
+        made.upsert(items[:13])
+        client.flush(made.collection)  # the segment is closed
         client.close()
+        made.upsert(items[13:])  # these lie in another
+        made.upsert(items[8:12])
         keys = [item.key for item in items]
         for page in (1, 4, 7, 100):
             monkeypatch.setattr(gallery, "PAGE", page)

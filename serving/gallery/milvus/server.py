@@ -190,7 +190,9 @@ class Server:
 
     def first(self, name: str, condition: str, fields: Sequence[str], limit: int) -> list[dict[str, Any]]:
         """Return the first of those rows by key, in order: `limit` or less, none only where none is left."""
-        rows = self.rows(name, condition, fields, limit=limit, reduce_stop_for_best=True)
+        # As pymilvus' own iterators, whose conditions do not escape keys; Strong is the collection's default.
+        ordered = {"reduce_stop_for_best": True, "iterator": "True"}
+        rows = self.rows(name, condition, fields, limit=limit, **ordered)
         return sorted(rows, key=lambda row: row["key"])
 
     def nearest(
