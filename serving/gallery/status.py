@@ -40,8 +40,8 @@ class GalleryStatus:
     previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
     format_version: int
     created: str
-    follows: Note | None  # what it is a copy of that a writer publishes
-    lag_seconds: float | None  # for which that writer may have had a newer state
+    follows: Note | None = None  # what it is a copy of that a writer publishes
+    lag_seconds: float | None = None  # for which that writer may have had a newer state
 
 
 def status_of(path: Path, store: Store, snapshot: Snapshot) -> GalleryStatus:

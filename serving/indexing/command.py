@@ -103,8 +103,8 @@ class Settings(Reading):
     encoders: int = Field(0, ge=0, le=10_000)
     """processes of Ray that hold the model; 0: one a machine, or one a GPU"""
     shards: Path | None = None
-    """folder for what Ray has finished, seen by all machines, and kept; by default beside the gallery, and
-    removed at the end"""
+    """folder for what Ray has finished, seen by all machines, and kept; by default beside the gallery (of a
+    Milvus: here), and removed at the end"""
     shard_images: int = Field(256, ge=1, le=65_536)
     """images that Ray takes as one piece of work, rounded up to whole batches"""
     patience: float = Field(900.0, gt=0)
@@ -136,7 +136,9 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.model, threads=settings.threads, provider="cpu" if far else settings.provider
     )
     provider = cast("Provider", settings.provider) if far else encoder.provider
-    shards = Path(os.path.abspath(settings.shards or folder / f".{name}.shards"))
+    shards = Path(
+        os.path.abspath(settings.shards or (Path() if isinstance(place, str) else place) / f".{name}.shards")
+    )
     engine = None
     if settings.engine == "ray":
         own: dict[str, Any] = settings.model_dump(include=set(_OF_RAY)) | {"shards": shards}

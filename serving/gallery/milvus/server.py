@@ -5,7 +5,6 @@ Only this file imports pymilvus.
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -54,7 +53,6 @@ _STRONG = "Strong"  # every read sees every write that was confirmed before
 # A server that was away is tried again each second: gRPC alone would wait for up to two minutes.
 _CHANNEL = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000}
 _CONNECT = 2.0  # seconds to wait for a connection
-_REST = 0.5  # seconds in which a server that was away is not tried again
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
 T = TypeVar("T")
@@ -68,10 +66,6 @@ class _Passing(Unavailable):
     """What may be over in a moment."""
 
 
-class _Away(_Passing):
-    """Nobody answers at the address."""
-
-
 class _Unloaded(_Passing):
     """The collection is not in memory, as after milvus-lite was started again."""
 
@@ -81,7 +75,7 @@ _FORBIDDEN = PermissionDenied, f"does not allow this ({{}}); grant it to the use
 _FULL = Overloaded, "has no room for this ({}); try again later"
 _NO_SUCH = Gone, "holds no such collection ({})"
 _TAKEN = AlreadyExists, "has something of that name ({})"
-_AWAY = _Away, "cannot be reached ({}); see that it runs, and try again"
+_AWAY = Unavailable, "cannot be reached ({}); see that it runs, and try again"
 _NOT_READY = _Passing, "is not ready ({}); try again"
 _OTHERS = Unavailable, "cannot do this ({}); its log may tell more"
 _ERRORS: dict[str | int, tuple[type[CrossbatchError], str]] = {
@@ -124,9 +118,6 @@ class Server:
         self._types = pymilvus.DataType
         uri = self.address.replace(scheme, SCHEMES[scheme], 1)
         token = os.environ.get(TOKEN, "")
-        self._guard = threading.Lock()  # of who tries a server again that was away
-        self._away: _Away | None = None
-        self._again = 0.0  # when it may be tried again
         given: dict[str, Any] = {"token": token, "timeout": _CONNECT, "grpc_options": _CHANNEL}
         self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
 
@@ -231,22 +222,13 @@ class Server:
         self._call(self._client.delete, name, filter=condition)
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call what may be repeated, until it is done or the time is up.
-
-        While the server is away one call tries it at a time, and the others end at once: pymilvus would let
-        each of them wait for the one before.
-        """
+        """Call what may be repeated, until it is done or the time is up."""
         end, pause = time.monotonic() + self._timeout, _PAUSE
-        with self._guard:
-            if away := self._away:
-                if time.monotonic() < self._again:
-                    raise away.saying(str(away))
-                self._again = end
         while True:
             try:
                 return self._told(lambda: method(*args, timeout=self._timeout, **options))
             except _Passing as error:
-                if isinstance(error, _Away) or time.monotonic() + pause > end:
+                if time.monotonic() + pause > end:
                     raise
                 if isinstance(error, _Unloaded):
                     self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
@@ -256,13 +238,9 @@ class Server:
     def _told(self, work: Callable[[], T]) -> T:
         """Do some work of pymilvus, whatever of whose exceptions becomes an error of ours."""
         try:
-            done = work()
+            return work()
         except Exception as error:  # of gRPC and of Python, too
-            ours = _translated(error, self.address)
-            self._away, self._again = ours if isinstance(ours, _Away) else None, time.monotonic() + _REST
-            raise ours from error
-        self._away = None
-        return done
+            raise _translated(error, self.address) from error
 
 
 def _parsed(address: str) -> tuple[str, str]:
