@@ -15,10 +15,10 @@ COPY training training
 COPY scripts/image scripts/image
 
 FROM source AS build-cpu
-RUN scripts/image/install cpu,web,trace,heic /opt/crossbatch
+RUN scripts/image/install cpu,web,trace,heic,milvus /opt/crossbatch
 
 FROM source AS build-gpu
-RUN scripts/image/install gpu,web,trace,heic /opt/crossbatch "onnxruntime-gpu[cuda,cudnn]"
+RUN scripts/image/install gpu,web,trace,heic,milvus /opt/crossbatch "onnxruntime-gpu[cuda,cudnn]"
 
 FROM base AS server
 LABEL org.opencontainers.image.title="crossbatch" \

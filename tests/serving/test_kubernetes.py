@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from crossbatch import parser_of
+from serving.gallery.command import Settings as GallerySettings
 from serving.observability.metrics import TABLE
 from serving.settings import Settings
 
@@ -113,7 +114,8 @@ def test_nothing_is_allowed_that_is_not_needed(
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not pod["automountServiceAccountToken"]
-    for container in (*pod["containers"], *pod.get("initContainers", [])):
+    containers = (*pod["containers"], *pod.get("initContainers", []))
+    for container in containers:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -126,9 +128,24 @@ def test_nothing_is_allowed_that_is_not_needed(
     assert set(settings.model) <= set(mounts)
     galleries = [word.partition("=")[2] for word in server["args"] if word.startswith("--galleries=")]
     assert all(place in mounts or place.startswith("milvus://") for place in galleries)
-    assert {each["name"] for each in server["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    mounted = {mount["name"] for each in containers for mount in each["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["volumes"]}
     for each in pod["volumes"]:
         assert "image" in each or "emptyDir" in each or each["persistentVolumeClaim"]["readOnly"]
+
+
+def test_replicas_that_follow_do_so_where_they_serve_from() -> None:
+    made = {each["kind"]: each for each in yaml.safe_load_all(build("follow"))}
+    containers = made["Deployment"]["spec"]["template"]["spec"]["initContainers"]
+    for container in containers:
+        words = container["command"]
+        assert words[:2] == ["crossbatch", "gallery"]
+        said = GallerySettings.model_validate(
+            vars(parser_of("gallery", GallerySettings).parse_args(words[2:]))
+        )
+        assert (said.action, said.other, said.galleries) == ("follow", "/published", Path("/galleries"))
+        assert said.once == (container.get("restartPolicy") is None)  # or else the server never starts
+    assert [each.get("restartPolicy") for each in containers] == [None, "Always"]
 
 
 def test_replicas_are_counted_by_a_metric_that_there_is(made: dict[str, Any]) -> None:

@@ -112,7 +112,7 @@ class Server:
         except ImportError as error:
             raise BadSetting(
                 f"pymilvus, which speaks to Milvus, cannot be loaded ({error}); "
-                "install it by: pip install 'crossbatch[cluster]'"
+                "install it by: pip install 'crossbatch[milvus]'"
             ) from error
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
         self._types = pymilvus.DataType
