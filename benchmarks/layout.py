@@ -264,6 +264,24 @@ TABLES: dict[str, Table] = {
         pair="scenario",
         counted=False,
     ),
+    **{
+        how: Table(
+            groups={"load": f"one of three {how}, at the load"},
+            figures={
+                "offered": Figure("offered/s", 1, 0),
+                "answered": Figure("answered/s", 1, 0),
+                "p50_ms": Figure("p50 ms", 1, 1),
+                "p99_ms": Figure("p99 ms", 1, 1),
+                "refused": Figure("refused, %"),
+                "failed": Figure("failed, %", 100, 2),
+            },
+            where={"scenario": f"after: {how}"},
+            source="benchmarks/results/simulation.csv",
+            pair="scenario",
+            counted=False,
+        )
+        for how in ("killed", "vanished")
+    },
     "shards": Table(
         groups={"shards": "parts", "load": "of what they can do"},
         figures={

@@ -42,25 +42,25 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
             for value, colour in zip(values, _COLOURS, strict=False)
         ]
 
-    own = lines("replicas", "offered", "{} servers", scenario="beside")
+    own = lines("replicas", "offered", "{}", scenario="beside")
     measured = [
         Line(
             "",
-            points("offered", "measured_p99_ms", replicas=line.label.split()[0]),
+            points("offered", "measured_p99_ms", replicas=line.label),
             line.colour,
             joined=False,
         )
         for line in own
     ]
     panels = [
-        ("replicas, by the share of what they can do", lines("replicas", "load", "{}", scenario="replicas")),
+        ("servers, by share of what they can do", lines("replicas", "load", "{}", scenario="replicas")),
         (
-            "8 machines, parts of the gallery, by queries/s",
+            "parts on 8 machines, by queries/s",
             lines("shards", "offered", "{}", scenario="shards"),
         ),
-        ("one of 3 is killed at second 0, by the load", lines("load", "second", "{}", scenario="killed")),
-        ("one of 3 vanishes at second 0, by the load", lines("load", "second", "{}", scenario="vanished")),
-        ("2 cores for all, simulated (line) and measured (dots)", own + measured),
+        ("one of 3 killed at 0 s, by load", lines("load", "second", "{}", scenario="killed")),
+        ("one of 3 vanished at 0 s, by load", lines("load", "second", "{}", scenario="vanished")),
+        ("servers on 2 cores, simulated; dots: measured", own + measured),
     ]
     parts: list[Markup] = []
     for number, (title, some) in enumerate(panels):
@@ -83,7 +83,7 @@ def _panel(title: str, lines: Sequence[Line], left: float, top: float) -> Iterat
         up = math.log(value / _LEAST) / math.log(_MOST / _LEAST)
         return left + _WIDE * (point[0] - low) / (high - low), top + _HIGH * (1 - up)
 
-    yield text(f"p99 in ms: {title}", left, top - 12, size=13, weight="600")
+    yield text(f"p99 ms: {title}", left, top - 12, size=13, weight="600")
     yield element("rect", x=left, y=top, width=_WIDE, height=_HIGH, fill="none", stroke="#bbb")
     for power in range(5):
         _, y = place((low, 10.0**power))

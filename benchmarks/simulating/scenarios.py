@@ -66,10 +66,14 @@ def losses(parts: Parts, count: int, loads: Sequence[float]) -> Iterator[Row]:
             clock.process(balancer.lose(balancer.replicas[0], _LOST_AT, silent=silent))
             rate = load * count * capacity(parts)
             outcomes = send(clock, balancer, random, rate=rate, seconds=4 * _LOST_AT, patience=DEADLINE)
-            about = {"scenario": "vanished" if silent else "killed", "replicas": count, "load": load}
+            how = "vanished" if silent else "killed"
+            about = {"replicas": count, "load": load}
+            yield {"scenario": f"after: {how}"} | about | _told(outcomes, 3 * _LOST_AT, _LOST_AT)
             for window in range(round(4 * _LOST_AT / _WINDOW)):
                 since = window * _WINDOW
-                yield about | {"second": since - _LOST_AT} | _told(outcomes, _WINDOW, since)
+                yield (
+                    {"scenario": how} | about | {"second": since - _LOST_AT} | _told(outcomes, _WINDOW, since)
+                )
 
 
 def beside(parts: Parts, measured: Path, seconds: float) -> Iterator[Row]:
