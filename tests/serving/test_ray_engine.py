@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.timeout(150),  # Ray takes 5 to 10 s to start its processes, once a run
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning",  # Ray leaves files and sockets to the collector
-        "ignore:`use_push_based_shuffle`:DeprecationWarning",  # it copies settings of its own with a warning
+        "ignore:`use_:DeprecationWarning",  # it warns of settings of its own when it copies them
     ),
 ]
 COUNT, BATCH = 60, 3
