@@ -15,9 +15,10 @@ import os
 import pickle
 import platform
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -261,7 +262,10 @@ def _connected(address: str, cores: int) -> Iterator[Any]:
                 f"Ray at {address} cannot be used: {cause_of(error)}; give the --ray-address of a cluster of"
                 " the same versions of Ray and Python, or leave it out"
             ) from error
-        yield ray
+        with redirect_stdout(
+            sys.stderr
+        ):  # where Ray tells of processes that died; the result is to stand alone
+            yield ray
     finally:
         ray.shutdown()
 

@@ -1,5 +1,6 @@
 """The Ray engine fills a gallery as the plain one does, to the byte, whatever is killed on the way."""
 
+import json
 import os
 import pickle
 import re
@@ -29,7 +30,10 @@ from tests.tiny_model import tiny_graph, write_tiny_model
 
 pytestmark = [
     pytest.mark.timeout(150),  # Ray takes 5 to 10 s to start its processes, once a run
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files and sockets to the collector
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning",  # Ray leaves files and sockets to the collector
+        "ignore:`use_:DeprecationWarning",  # it warns of settings of its own when it copies them
+    ),
 ]
 COUNT, BATCH = 60, 3
 
@@ -62,9 +66,17 @@ def data(tmp_path: Path) -> Path:
     return root
 
 
-def by_ray(model: Path, data: Path, gallery: Path, address: str, **more: Any) -> dict[str, Any]:
-    given = {"engine": "ray", "ray_address": address, "shard_images": BATCH, "encoders": 2} | more
-    return index(model, data, gallery, **given)
+def by_ray(
+    model: Path, data: Path, gallery: Path, address: str, *words: str, cwd: Path = ROOT
+) -> dict[str, Any]:
+    """Run the command in a process of its own, as users do."""
+    given = f"--ray-address {address} --shard-images {BATCH} --batch {BATCH} --threads 2 --encoders 2 --json"
+    line = ["index", "--engine", "ray", "--model", model, "--data", data, gallery, *given.split(), *words]
+    line = [sys.executable, "-m", "crossbatch", *map(str, line)]
+    done = subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(done.stderr)
+    return dict(json.loads(done.stdout))
 
 
 def contents(path: Path) -> list[object]:
@@ -116,7 +128,7 @@ def test_it_does_what_the_plain_engine_does_though_workers_are_killed(
     killed = list[str]()
     killer = threading.Thread(target=kill_workers, args=(tmp_path / ".ray.shards", killed), daemon=True)
     killer.start()
-    result = by_ray(model, data, tmp_path / "ray", address, sync=True)
+    result = by_ray(model, data, tmp_path / "ray", address, "--sync")
     plain = index(model, data, tmp_path / "plain", sync=True)
     assert any("_Encode" in title for title in killed)
     assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
@@ -147,7 +159,7 @@ def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
     with (shards / f"{damaged}.npz").open("r+b") as file:
         file.seek(-30, os.SEEK_END)
         file.write(b"x")
-    result = by_ray(model, tmp_path / "photos", gallery, address, shards=shards)
+    result = by_ray(model, tmp_path / "photos", gallery, address, "--shards", str(shards))
     assert counts(result) == {"stored": COUNT, "skipped": 2}
     after = notes(shards)
     assert len(after) == -(-(COUNT + 2) // BATCH)
@@ -156,16 +168,15 @@ def test_a_killed_run_is_gone_on_with_and_a_damaged_shard_made_again(
 
 
 def test_files_that_only_this_machine_has_are_told(
-    tmp_path: Path, model: Path, data: Path, address: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, data: Path, address: str
 ) -> None:
     for path in data.glob("class[1-3]/*.jpg"):
         path.unlink()
-    monkeypatch.chdir(tmp_path)
     here = Path("/proc/self/cwd/data")  # which is another folder for each process
     with pytest.raises(
-        Unavailable, match=r"cwd/data/.* cannot be read there \(No such file .* here it can: "
+        Unavailable, match=r"cwd/data/.* cannot be read there \(No such file .* here it can; "
     ):
-        by_ray(model, here, tmp_path / "birds", address)
+        by_ray(model, here, tmp_path / "birds", address, cwd=tmp_path)
     assert not (tmp_path / "birds").exists()
 
 
@@ -199,7 +210,7 @@ def test_nobody_waits_for_ever(
 
     monkeypatch.setattr(ray_engine, "make_folder", make_folder)
     with pytest.raises(Unavailable, match=r"finished no shard for 4 seconds: .* the same command goes on"):
-        by_ray(model, data, tmp_path / "birds", address, patience=4)
+        index(model, data, tmp_path / "birds", engine="ray", ray_address=address, patience=4)
 
 
 def test_only_whole_shards_of_the_model_count(tmp_path: Path) -> None:
@@ -246,4 +257,4 @@ def test_settings_of_ray_are_for_ray_which_must_be_there(
         index(model, data, tmp_path / "birds", shard_images=8)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadSetting, match=r"crossbatch\[cluster\]"):
-        by_ray(model, data, tmp_path / "birds", "local")
+        index(model, data, tmp_path / "birds", engine="ray")
