@@ -11,7 +11,7 @@ BUDGETS = {
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 6_460,
-    "serving/indexing": 1_365,
+    "serving/indexing": 1_370,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 900,
