@@ -71,8 +71,8 @@ def by_ray(
 ) -> dict[str, Any]:
     """Run the command in a process of its own, as users do."""
     given = f"--ray-address {address} --shard-images {BATCH} --batch {BATCH} --threads 2 --encoders 2 --json"
-    line = ["index", "--engine", "ray", "--model", model, "--data", data, gallery, *given.split(), *words]
-    line = [sys.executable, "-m", "crossbatch", *map(str, line)]
+    fixed = ["index", "--engine", "ray", "--model", model, "--data", data, gallery, *given.split(), *words]
+    line = [sys.executable, "-m", "crossbatch", *map(str, fixed)]
     done = subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(done.stderr)
