@@ -163,7 +163,7 @@ def thresholds(found: Measured, wanted: Wanted) -> Iterator[Row]:
     yield _row(
         "one machine",
         "queries/s",
-        f"{wanted.cores} cores × queries a core {busy}",
+        f"{wanted.cores} cores × queries a core of {found.items:,} items {busy}",
         wanted.cores / search * wanted.load,
     )
     yield _row(
