@@ -72,11 +72,11 @@ def test_a_name_stands_as_an_alias_and_no_two_as_one(name: str) -> None:
     [
         ("milvus://root:secret@host:19530", "has a password in it"),
         ("milvus://token@host", "CROSSBATCH_MILVUS_TOKEN"),
-        ("milvus://", "is no address"),
-        ("milvus:///folder", "is no address"),
-        ("milvus://host:port", "expected milvus://HOST:PORT"),
-        ("milvus://host:99999", "expected milvus://HOST:PORT"),
-        ("milvus://host?secure=1", "is no address"),
+        ("milvus://", "is no place of galleries"),
+        ("milvus:///folder", "is no place of galleries"),
+        ("milvus://host:port", "give a folder, or a Milvus as milvus://HOST:19530"),
+        ("milvus://host:99999", "is no place of galleries"),
+        ("milvus://host?secure=1", "is no place of galleries"),
     ],
 )
 def test_what_is_no_address_is_refused_without_its_password(given: str, told: str) -> None:
@@ -96,7 +96,7 @@ def test_an_address_is_written_with_its_port_and_leads_to_tls(monkeypatch: pytes
 
 def test_without_pymilvus_it_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(BadSetting, match=r"pip install 'crossbatch\[cluster\]'"):
+    with pytest.raises(BadSetting, match=r"pip install 'crossbatch\[milvus\]'"):
         galleries_at("milvus://host")
 
 

@@ -7,8 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +25,16 @@ from serving.errors import (
     Unavailable,
     cause_of,
 )
+from serving.gallery.address import TOKEN, milvus_address
 from serving.gallery.item import MAX_KEY_BYTES, MAX_URI_BYTES
 
-__all__ = [
-    "MAX_JSON_BYTES",
-    "MAX_TERMS",
-    "SCHEMES",
-    "TERM_LENGTH",
-    "TOKEN",
-    "WINDOW",
-    "Collection",
-    "Gone",
-    "Server",
-]
+__all__ = ["MAX_JSON_BYTES", "MAX_TERMS", "TERM_LENGTH", "WINDOW", "Collection", "Gone", "Server"]
 
-SCHEMES = {"milvus": "http", "milvuss": "https"}
-TOKEN = "CROSSBATCH_MILVUS_TOKEN"  # noqa: S105 - the name of the variable
 WINDOW = 16_384
 """Most rows that a query, or one query of a search, can return."""
 MAX_JSON_BYTES = 65_536
 MAX_TERMS = 4_096
 TERM_LENGTH = 24
-_DEFAULT_PORT = 19530
 _BUILD = {"M": 16, "efConstruction": 200}
 _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of the graph
 _STRONG = "Strong"  # every read sees every write that was confirmed before
@@ -106,7 +94,7 @@ class Server:
 
     def __init__(self, address: str, *, timeout: float) -> None:
         """Connect to the server at milvus://HOST:PORT; BadSetting: that is no address, or pymilvus lacks."""
-        scheme, self.address, self._timeout = *_parsed(address), timeout
+        self.address, self._timeout = milvus_address(address), timeout
         try:
             import pymilvus
         except ImportError as error:
@@ -116,10 +104,9 @@ class Server:
             ) from error
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
         self._types = pymilvus.DataType
-        uri = self.address.replace(scheme, SCHEMES[scheme], 1)
-        token = os.environ.get(TOKEN, "")
-        given: dict[str, Any] = {"token": token, "timeout": _CONNECT, "grpc_options": _CHANNEL}
-        self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
+        given: dict[str, Any] = {"token": os.environ.get(TOKEN, ""), "timeout": _CONNECT}
+        uri = self.address.replace("milvus", "http", 1)  # milvuss:// is https://
+        self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given, grpc_options=_CHANNEL))
 
     def close(self) -> None:
         """Close the connection."""
@@ -154,9 +141,9 @@ class Server:
         schema.add_field("lot", types.INT64)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="HNSW", metric_type="IP", params=_BUILD)
-        options = {"schema": schema, "index_params": index, "properties": dict(properties)}
-        made = self._client.create_collection
-        self._told(lambda: made(name, consistency_level=_STRONG, timeout=self._timeout, **options))
+        options: dict[str, Any] = {"schema": schema, "index_params": index, "properties": dict(properties)}
+        options |= {"consistency_level": _STRONG, "timeout": self._timeout}
+        self._told(partial(self._client.create_collection, name, **options))
 
     def note(self, name: str, properties: Mapping[str, str]) -> None:
         """Set some of the properties of a collection."""
@@ -225,13 +212,14 @@ class Server:
         """Call what may be repeated, until it is done or the time is up."""
         end, pause = time.monotonic() + self._timeout, _PAUSE
         while True:
+            left = end - time.monotonic()
             try:
-                return self._told(lambda: method(*args, timeout=self._timeout, **options))
+                return self._told(partial(method, *args, timeout=left, **options))
             except _Passing as error:
                 if time.monotonic() + pause > end:
                     raise
                 if isinstance(error, _Unloaded):
-                    self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
+                    self._told(partial(self._client.load_collection, args[0], timeout=left))
             time.sleep(pause)
             pause *= 2
 
@@ -241,25 +229,6 @@ class Server:
             return work()
         except Exception as error:  # of gRPC and of Python, too
             raise _translated(error, self.address) from error
-
-
-def _parsed(address: str) -> tuple[str, str]:
-    """Return scheme and address of a server, with its port; BadSetting."""
-    told = "expected milvus://HOST:PORT, or milvuss://HOST:PORT for TLS"
-    try:
-        parts = urlsplit(address)
-        port = parts.port or _DEFAULT_PORT
-    except ValueError as error:
-        raise BadSetting(f"{address!r} is no address of a Milvus server ({error}); {told}") from error
-    if "@" in parts.netloc:
-        raise BadSetting(
-            "the address of the Milvus server has a password in it, which others could read; "
-            f"put USER:PASSWORD into the environment variable {TOKEN}"
-        )
-    if parts.scheme not in SCHEMES or not parts.hostname or parts.query or parts.fragment:
-        raise BadSetting(f"{address!r} is no address of a Milvus server; {told}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return parts.scheme, f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 def _translated(error: Exception, address: str) -> CrossbatchError:
