@@ -22,8 +22,7 @@ from serving.gallery.item import GalleryItem, Source
 from serving.gallery.milvus import gallery, reader
 from serving.gallery.milvus.differences import DIFFERENCES
 from serving.gallery.milvus.directory import MilvusDirectory
-from serving.gallery.milvus.meta import FORMAT, with_previous
-from serving.gallery.milvus.names import alias_of, name_of
+from serving.gallery.milvus.meta import FORMAT, alias_of, name_of, with_previous
 from serving.gallery.milvus.server import Server
 from serving.gallery.place import galleries_at
 from serving.gallery.search.filter import LABEL, Exists, Not, Range
@@ -190,7 +189,8 @@ def test_what_fails_for_a_moment_is_done_again_and_an_unloaded_collection_loaded
     monkeypatch.setattr(pymilvus.MilvusClient, "query", method)
     with pytest.raises(TypeError, match="not iterable"):  # the answer 7 came through
         server.rows(made.collection, "", ["key"])
-    assert method.call_count == 3
+    first, _, third = (call.kwargs["timeout"] for call in method.call_args_list)
+    assert third < first - 0.1  # the pauses are of the time that all tries have together
     assert load.call_args.args == (made.collection,)
 
 
@@ -317,8 +317,6 @@ def test_what_milvus_cannot_do_is_told(galleries: MilvusDirectory, monkeypatch: 
     for call in calls:
         with pytest.raises(Unsupported, match="the gallery g is on Milvus"):
             call()
-    with pytest.raises(Unsupported, match="has no folder"):
-        galleries.path_of("g")
     monkeypatch.setattr(gallery, "MOST_COUNTED", 1)
     made.upsert([GalleryItem(f"{n}", VECTORS[n]) for n in range(2)])
     with pytest.raises(Unsupported, match="has 2 items"):

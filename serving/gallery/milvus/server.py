@@ -13,18 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import (
-    AlreadyExists,
-    BadSetting,
-    CrossbatchError,
-    DeadlineExceeded,
-    NotFound,
-    Overloaded,
-    PermissionDenied,
-    Unauthenticated,
-    Unavailable,
-    cause_of,
-)
+from serving import errors
+from serving.errors import CrossbatchError, Unavailable, cause_of
 from serving.gallery.address import TOKEN, milvus_address
 from serving.gallery.item import MAX_KEY_BYTES, MAX_URI_BYTES
 
@@ -46,7 +36,7 @@ _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 T = TypeVar("T")
 
 
-class Gone(NotFound):
+class Gone(errors.NotFound):
     """The collection is not there, or not any more."""
 
 
@@ -58,18 +48,21 @@ class _Unloaded(_Passing):
     """The collection is not in memory, as after milvus-lite was started again."""
 
 
-_LOCKED = Unauthenticated, f"does not accept what is in {TOKEN} ({{}}); set it to USER:PASSWORD or an API key"
-_FORBIDDEN = PermissionDenied, f"does not allow this ({{}}); grant it to the user of {TOKEN}"
-_FULL = Overloaded, "has no room for this ({}); try again later"
+_LOCKED = (
+    errors.Unauthenticated,
+    f"does not accept what is in {TOKEN} ({{}}); set it to USER:PASSWORD or an API key",
+)
+_FORBIDDEN = errors.PermissionDenied, f"does not allow this ({{}}); grant it to the user of {TOKEN}"
+_FULL = errors.Overloaded, "has no room for this ({}); try again later"
 _NO_SUCH = Gone, "holds no such collection ({})"
-_TAKEN = AlreadyExists, "has something of that name ({})"
+_TAKEN = errors.AlreadyExists, "has something of that name ({})"
 _AWAY = Unavailable, "cannot be reached ({}); see that it runs, and try again"
 _NOT_READY = _Passing, "is not ready ({}); try again"
 _OTHERS = Unavailable, "cannot do this ({}); its log may tell more"
 _ERRORS: dict[str | int, tuple[type[CrossbatchError], str]] = {
     "UNAUTHENTICATED": _LOCKED, "PERMISSION_DENIED": _FORBIDDEN, "RESOURCE_EXHAUSTED": _FULL,
     "UNAVAILABLE": _AWAY, 2: _AWAY,
-    "DEADLINE_EXCEEDED": (DeadlineExceeded, "did not answer in time ({}); try again"),
+    "DEADLINE_EXCEEDED": (errors.DeadlineExceeded, "did not answer in time ({}); try again"),
     # Numbers of Milvus' own: pkg/util/merr in its source.
     100: _NO_SUCH, 101: (_Unloaded, "does not hold the gallery in memory ({}); try again"),
     1400: _LOCKED, 1401: _FORBIDDEN, 1600: _NO_SUCH, 1601: _TAKEN, 1602: _TAKEN,
@@ -98,7 +91,7 @@ class Server:
         try:
             import pymilvus
         except ImportError as error:
-            raise BadSetting(
+            raise errors.BadSetting(
                 f"pymilvus, which speaks to Milvus, cannot be loaded ({error}); "
                 "install it by: pip install 'crossbatch[milvus]'"
             ) from error
