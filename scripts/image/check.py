@@ -26,6 +26,7 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")  # of this machine, wh
 TRUSTED = "/run/certificates.crt"
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 READY_SECONDS = 60
+IGNORED = shutil.ignore_patterns("__pycache__")
 
 MAKE = """
 import sys
@@ -117,9 +118,7 @@ def build(name: str, work: Path, made: dict[str, Image]) -> Image:
                     root = build(sources.pop(0).removeprefix("--from="), work, made).root
                 for source in (root / each.lstrip("/") for each in sources):
                     if source.is_dir():
-                        shutil.copytree(
-                            source, place, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-                        )
+                        shutil.copytree(source, place, symlinks=True, ignore=IGNORED)
                     else:
                         shutil.copy2(source, place)
             case "WORKDIR":
@@ -165,20 +164,12 @@ def words(environment: dict[str, str]) -> Iterator[str]:
 def serve(image: Image) -> None:
     """Serve a gallery from an image that nobody can write to, and use it."""
     run(image, ["python", "-c", MAKE], {"/checkout": ROOT})
-    run(
-        image,
-        [
-            image.entrypoint[0],
-            *["index", "--model", "/models/tiny.onnx", "--data", "/photos", "/galleries/shop"],
-        ],
-        {},
-    )
+    index = "index --model /models/tiny.onnx --data /photos /galleries/shop"
+    run(image, [image.entrypoint[0], *index.split()], {})
     root, (user, group) = str(image.root), image.user.split(":")
-    inside = shlex.join(
-        [
-            *("chroot", root, "setpriv", "--reuid", user, "--regid", group, "--clear-groups"),
-            *("--no-new-privs", "--bounding-set=-all", "env", "-i", *words(image.environment)),
-        ]
+    inside = (
+        f"chroot {root} setpriv --reuid {user} --regid {group} --clear-groups --no-new-privs "
+        f"--bounding-set=-all env -i {shlex.join(words(image.environment))}"
     )
     flags = "--model /models --galleries /galleries --host 0.0.0.0 --insecure --workers 2 --metrics-port 9464"
     script = f"""
@@ -213,17 +204,9 @@ def check_libraries(image: Image) -> None:
     for folder in image.environment["LD_LIBRARY_PATH"].split(":"):
         if not list(image.root.glob(f"{folder[1:]}/*.so*")):
             raise SystemExit(f"LD_LIBRARY_PATH names {folder}, and there is no library in it")
-    (library,) = image.root.glob(
-        "opt/crossbatch/lib/*/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so"
-    )
-    inside = [
-        "chroot",
-        image.root,
-        "env",
-        *words(image.environment),
-        "ldd",
-        f"/{library.relative_to(image.root)}",
-    ]
+    packages = image.root.glob("opt/crossbatch/lib/*/site-packages")
+    library = next(packages).relative_to(image.root) / "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    inside = ["chroot", image.root, "env", *words(image.environment), "ldd", f"/{library}"]
     told = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
     missing = re.findall(r"(\S+) => not found", told)
     if set(missing) - {"libcuda.so.1"}:
@@ -239,11 +222,8 @@ def main(target: str) -> None:
     work = Path(tempfile.mkdtemp(prefix="crossbatch-image-"))
     try:
         clean = Image(work / "clean")
-        subprocess.run(
-            ["debootstrap", "--variant=minbase", SUITE, clean.root, MIRROR],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        debian = ["debootstrap", "--variant=minbase", SUITE, clean.root, MIRROR]
+        subprocess.run(debian, check=True, stdout=subprocess.DEVNULL)
         image = build(target, work, {"clean": clean})
         if target == "gpu":
             check_libraries(image)
@@ -251,9 +231,8 @@ def main(target: str) -> None:
         prefix = image.root / "opt/crossbatch"
         print((prefix / "contents.txt").read_text(), end="")
         size = sum(each.lstat().st_size for each in prefix.rglob("*"))
-        print(
-            f"{prefix.relative_to(image.root)} holds {size / 1e6:,.0f} MB; {time.monotonic() - began:.0f} s"
-        )
+        took = time.monotonic() - began
+        print(f"{prefix.relative_to(image.root)} holds {size / 1e6:,.0f} MB; {took:.0f} s")
     finally:
         shutil.rmtree(work)
 

@@ -280,8 +280,8 @@ def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str
 
 
 def _publish(directory: GalleryDirectory, settings: Settings, name: str, folder: str) -> dict[str, Any]:
-    def work(advance: Advance) -> tuple[Manifest, bool]:
-        return publish(directory.path_of(name), Path(folder), advance=advance)  # which a switch may change
+    def work(**options: Advance) -> tuple[Manifest, bool]:
+        return publish(directory.path_of(name), Path(folder), **options)  # which may come later
 
     return _repeated("publish", work, settings.every)
 
@@ -296,18 +296,18 @@ def _follow(directory: GalleryDirectory, settings: Settings, name: str, folder: 
 def _repeated(action: str, work: Callable[..., tuple[Manifest, bool]], every: float | None) -> dict[str, Any]:
     """Publish or follow once, or without an end, telling what is new."""
 
-    def result(advance: Advance) -> dict[str, Any]:
-        manifest, new = work(advance=advance)
+    def result(**options: Advance) -> dict[str, Any]:
+        manifest, new = work(**options)
         return {"name": manifest.name, "generation": manifest.generation, "items": manifest.items, "new": new}
 
     def told() -> str:
-        found = result(lambda *_: None)
+        found = result()
         return render({"action": action, **found}) if found["new"] else ""
 
     if every is not None:
         repeat(told, every)
     with stages("item") as advance:
-        return result(advance)
+        return result(advance=advance)
 
 
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes

@@ -48,17 +48,18 @@ def copy_gallery(
     What is there alike is not written again; what the source has not is deleted with `sync`. ModelMismatch
     tells that the copy is of another model, Mismatch that both differ afterwards, and names the first key.
     """
-    maker, info = maker_of(source, thumbnails=True), source.info()
+    in_folder, info = isinstance(directory, GalleryDirectory), source.info()
+    maker = maker_of(source, thumbnails=in_folder)
     is_new = check_name(name) not in (names := directory.names())
     working = unfinished(name) if is_new else name
     if is_begun := working in names:
         target = directory.get(working)
         sync = sync or is_new
     else:
-        in_folder, more = isinstance(directory, GalleryDirectory), dict[str, Any]()
+        more: dict[str, Any] = {}
         if in_folder and isinstance(source, Gallery):  # or else one of them has no such index
             more = {"index": info.wanted_index, "recall": info.wanted_recall}
-        target = directory.create(working, **made_for(maker, thumbnails=in_folder), **more)
+        target = directory.create(working, **made_for(maker), **more)
     target.check_model(maker)
     pictures = maker.thumbnail_side > 0 and target.meta.thumbnail_side > 0
     total, done, written, deleted = info.items, 0, 0, 0
@@ -83,7 +84,7 @@ def copy_gallery(
         advance("verify", verified, max(verified, total))
     if is_new:
         directory.switch(name, working)
-    lost = maker.thumbnail_side > 0 and not pictures
+    lost = source.meta.thumbnail_side > 0 and not pictures
     return CopyReport(verified, written, deleted, checksum.hexdigest(), lost)
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
@@ -17,11 +17,11 @@ from serving.gallery.index.index import require_faiss
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced
 
-__all__ = ["MOST_OPEN", "SHOWN", "GalleryDirectory", "check_name"]
+__all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "no_gallery"]
 
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9_.-]{0,63}")
-SHOWN = 10  # names that a message lists
+_SHOWN = 10
 _PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # seconds until a call is tried anew after a switch
 _PATIENCE = 10.0  # seconds to wait for whoever opens, makes or drops the same gallery
 _TURNS = 64  # locks that the names share
@@ -37,6 +37,13 @@ def check_name(name: str) -> str:
             "a letter or digit first, and no '..'"
         )
     return name
+
+
+def no_gallery(name: str, where: str, names: Sequence[str]) -> NotFound:
+    """Return what a user reads where a place, which holds `names`, has no gallery of that name."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = ", ".join(names[:_SHOWN]) or "none"
+    return NotFound(f"there is no gallery {name!r} {where}; it holds {shown}{more}")
 
 
 class GalleryDirectory:
@@ -89,10 +96,7 @@ class GalleryDirectory:
         """Return the folder of a gallery, a damaged one too."""
         path = self.path / check_name(name)
         if not (path / FILE_NAME).is_file():
-            names = self.names()
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            shown = ", ".join(names[:SHOWN]) or "none"
-            raise NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown}{more}")
+            raise no_gallery(name, f"in {self.path}", self.names())
         return path
 
     def get(self, name: str) -> Gallery:

@@ -70,7 +70,8 @@ def follow(
     if confirmed != note:
         write_note(path, confirmed)
     for each in path.parent.glob(f"{path.name}.before-*"):
-        if each != before and read_note(each) is not None:
+        is_generation = each.name.removeprefix(f"{path.name}.before-").isdecimal()
+        if is_generation and each != before and read_note(each) is not None:
             drop_gallery(each)
     return manifest, new
 

@@ -99,18 +99,18 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
 
     The time in the manifest is this one, either way.
     """
-    if not folder.is_dir():
-        raise NotFound(f"there is no folder {folder} to publish in; make it, or mount it")
     name = path.name
     with claimed(path, "publish") as work:
         now = datetime.now(UTC)
         with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
             meta, state = store.meta, f"{store.meta.id} {reader.change()}"
-        last = Manifest.read(folder, name) if (folder / f"{name}.json").exists() else None
-        if last is not None and last.state == state and last.is_in(folder):
-            _put(manifest := last.model_copy(update={"time": now}), folder)
-            return manifest, False
         try:
+            if not folder.is_dir():
+                raise NotFound(f"there is no folder {folder} to publish in; make it, or mount it")
+            last = Manifest.read(folder, name) if (folder / f"{name}.json").exists() else None
+            if last is not None and last.state == state and last.is_in(folder):
+                _put(manifest := last.model_copy(update={"time": now}), folder)
+                return manifest, False
             named = re.compile(rf"{re.escape(name)}\.generation-(\d+)")
             found = {int(it[1]): each for each in folder.iterdir() if (it := named.fullmatch(each.name))}
             generation = 1 + (last.generation if last else max(found, default=0))

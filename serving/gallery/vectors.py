@@ -8,7 +8,7 @@ A file of others has `key` and `vector`; what else stands there in single values
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -112,13 +112,13 @@ def maker_of(gallery: AnyGallery, *, thumbnails: bool) -> Maker:
     )
 
 
-def made_for(maker: Maker, *, thumbnails: bool = True) -> MadeFor:
+def made_for(maker: Maker) -> MadeFor:
     """Return what a gallery is made for that is to hold vectors of a model."""
     return {
         "model_name": maker.name,
         "fingerprint": maker.fingerprint,
         "dimension": maker.dimension,
-        "thumbnail_side": maker.thumbnail_side if thumbnails else 0,
+        "thumbnail_side": maker.thumbnail_side,
     }
 
 
@@ -163,11 +163,14 @@ def import_items(
                 create_store(aside / FILE_NAME, **made_for(maker))
                 with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
                     return _fill(gallery, file, path, maker, advance)
-        growing = directory.create(unfinished(name), **made_for(maker, thumbnails=False))
+        growing = directory.create(
+            unfinished(name), **made_for(maker.model_copy(update={"thumbnail_side": 0}))
+        )
         try:
             rows = _fill(growing, file, path, maker, advance)
         except BaseException:
-            directory.drop(unfinished(name))
+            with suppress(CrossbatchError):  # the Milvus may be what has failed
+                directory.drop(unfinished(name))
             raise
         directory.switch(name, unfinished(name))
         return rows

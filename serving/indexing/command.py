@@ -5,7 +5,6 @@ nothing of the machine that filled it.
 """
 
 import csv
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -136,14 +135,12 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.model, threads=settings.threads, provider="cpu" if far else settings.provider
     )
     provider = cast("Provider", settings.provider) if far else encoder.provider
-    shards = Path(
-        os.path.abspath(settings.shards or (Path() if isinstance(place, str) else place) / f".{name}.shards")
-    )
     engine = None
     if settings.engine == "ray":
-        own: dict[str, Any] = settings.model_dump(include=set(_OF_RAY)) | {"shards": shards}
-        path = Path(os.path.abspath(settings.model))
-        engine = RayEngine(model=path, spec=encoder.spec, provider=provider, **own)
+        own: dict[str, Any] = settings.model_dump(include=set(_OF_RAY))
+        beside = place if isinstance(place, Path) else Path()
+        own["shards"] = (settings.shards or beside / f".{name}.shards").absolute()
+        engine = RayEngine(model=settings.model.absolute(), spec=encoder.spec, provider=provider, **own)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
     began = time.monotonic()
@@ -155,7 +152,7 @@ def run(settings: Settings) -> dict[str, Any]:
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, engine=engine, **more)
         if engine and settings.shards is None:  # all that is in them is stored
-            shutil.rmtree(shards, ignore_errors=True)
+            shutil.rmtree(engine.shards, ignore_errors=True)
         missing = select_missing(catalog, split, rule)
         absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
         file = settings.report or (place / name / FILE_NAME if isinstance(place, Path) else None)

@@ -91,8 +91,7 @@ class RayEngine:
                 try:
                     stored, found = future.result()
                 except (OSError, InvalidArgument) as error:
-                    yield row, error
-                    continue
+                    stored, found = None, error
                 if isinstance(found, _Wanted):
                     waiting.append((row, stored, found))
                 else:
@@ -203,11 +202,12 @@ class RayEngine:
         threading.Thread(target=_pass_on, args=(results, arriving), daemon=True).start()
         with suppress(queue.Empty):
             while (result := arriving.get(timeout=self.patience)) is not None:
-                if isinstance(result, Exception) and strict:
+                if not isinstance(result, Exception):
+                    yield result
+                elif strict:
                     raise Unavailable(f"{_told(result)}; {self._kept()}") from result
-                if isinstance(result, Exception):
+                else:
                     return
-                yield result
             return
         raise Unavailable(
             f"Ray has finished no shard for {self.patience:g} seconds: it has no free core, or its processes"
@@ -262,9 +262,7 @@ def _connected(address: str, cores: int) -> Iterator[Any]:
                 f"Ray at {address} cannot be used: {cause_of(error)}; give the --ray-address of a cluster of"
                 " the same versions of Ray and Python, or leave it out"
             ) from error
-        with redirect_stdout(
-            sys.stderr
-        ):  # where Ray tells of processes that died; the result is to stand alone
+        with redirect_stdout(sys.stderr):  # Ray tells there of processes that died
             yield ray
     finally:
         ray.shutdown()
@@ -320,14 +318,11 @@ class _Encode:
         return told | {"fault": fault, "node": platform.node()}
 
     def _write(self, encoder: Encoder, found: dict[str, Found | OSError | BadImage]) -> None:
-        pixels = {
-            id: it.pixels for id, it in found.items() if isinstance(it, Found) and it.pixels is not None
-        }
-        ids, vectors = list(pixels), dict[str, NDArray[np.float32]]()
-        for start in range(0, len(ids), self._batch):
-            some = ids[start : start + self._batch]
-            embedded = encoder.encode(np.stack([pixels[id] for id in some]))  # (B, d)
-            vectors |= zip(some, embedded, strict=True)
+        new = [(id, it.pixels) for id, it in found.items() if isinstance(it, Found) and it.pixels is not None]
+        vectors = dict[str, NDArray[np.float32]]()
+        for start in range(0, len(new), self._batch):
+            ids, pixels = zip(*new[start : start + self._batch], strict=True)
+            vectors |= zip(ids, encoder.encode(np.stack(pixels)), strict=True)  # (B, d)
         entries: dict[str, Entry] = {
             id: (replace(it, pixels=None), vectors.get(id)) if isinstance(it, Found) else it
             for id, it in found.items()

@@ -34,17 +34,18 @@ def test_a_folder_is_a_path(place: str) -> None:
 )
 def test_a_milvus_is_text(place: str) -> None:
     settings = served(place)
-    assert settings.galleries == served(f"{place}/").galleries == place
-    assert served(settings.model_dump(mode="json")["galleries"]).galleries == place  # for the workers
+    whole = {"milvus://localhost": "milvus://localhost:19530"}.get(place, place)
+    assert settings.galleries == served(f"{place}/").galleries == whole
+    assert served(settings.model_dump(mode="json")["galleries"]).galleries == whole  # for the workers
     assert placed("birds", place) == (place, "birds")
-    assert placed(f"{place}/birds", Path("other")) == (place, "birds")
+    assert placed(f"{place}/birds", Path("other")) == (whole, "birds")
     with pytest.raises(ValueError, match="--search-device is for galleries in a folder"):
         served(place, search_device="cuda")
 
 
 WRONG = (
     "milvus:/host:19530 milvus:host milvus//host Milvus://host mivlus://host http://host:19530 "
-    "milvus:// milvus://host:port milvus://me:secret@host milvus://host/a/b"
+    "milvus:// milvus://host:port milvus://host:99999 milvus://host/a/b"
 )
 
 
@@ -57,6 +58,17 @@ def test_what_is_neither_is_told(place: str, capsys: pytest.CaptureFixture[str])
     )
     with pytest.raises(BadSetting, match="a gallery in it is milvus://HOST:19530/NAME"):
         placed(f"{place}/birds/x", Path("other"))
+
+
+def test_a_password_in_an_address_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["list", "--galleries", "milvus://me:secret@host"],
+        ["copy", "a", "milvus://me:secret@host/b"],
+    ):
+        assert crossbatch.main(["gallery", *arguments]) == 2
+        told = capsys.readouterr().err
+        assert "put USER:PASSWORD into the environment variable CROSSBATCH_MILVUS_TOKEN" in told
+        assert "secret" not in told
 
 
 def test_a_milvus_without_a_name_is_told() -> None:

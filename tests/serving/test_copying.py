@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serving.errors import Mismatch, ModelMismatch
+from serving.gallery.address import placed
 from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
@@ -46,7 +47,7 @@ def told(result: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def opened(gallery: str) -> tuple[Galleries, str]:
-    place, _, name = gallery.rpartition("/")
+    place, name = placed(gallery, Path())
     return galleries_at(place, policy=MANUAL), name
 
 

@@ -308,6 +308,16 @@ def test_rollback_lasts_until_the_next_generation(pair: Pair) -> None:
         assert pair.served() == 2
 
 
+def test_a_followed_gallery_whose_name_begins_alike_stays(pair: Pair) -> None:
+    pair.publish(1)
+    pair.follow()
+    other = shutil.copytree(pair.path, pair.reader / "birds.before-easter-1")
+    for generation in (2, 3):
+        pair.publish(generation)
+        pair.follow()
+    assert pair.names() == ["birds", "birds.before-3", other.name]
+
+
 def test_what_the_writer_switches_or_rolls_back_comes_to_its_readers(pair: Pair) -> None:
     pair.publish(1)
     with GalleryDirectory(pair.writer.path.parent, policy=MANUAL) as directory:

@@ -22,8 +22,7 @@ from serving.gallery.item import GalleryItem, Source
 from serving.gallery.milvus import gallery, reader
 from serving.gallery.milvus.differences import DIFFERENCES
 from serving.gallery.milvus.directory import MilvusDirectory
-from serving.gallery.milvus.meta import FORMAT, with_previous
-from serving.gallery.milvus.names import alias_of, name_of
+from serving.gallery.milvus.meta import FORMAT, alias_of, name_of, with_previous
 from serving.gallery.milvus.server import Server
 from serving.gallery.place import galleries_at
 from serving.gallery.search.filter import LABEL, Exists, Not, Range
@@ -72,11 +71,11 @@ def test_a_name_stands_as_an_alias_and_no_two_as_one(name: str) -> None:
     [
         ("milvus://root:secret@host:19530", "has a password in it"),
         ("milvus://token@host", "CROSSBATCH_MILVUS_TOKEN"),
-        ("milvus://", "is no address"),
-        ("milvus:///folder", "is no address"),
-        ("milvus://host:port", "expected milvus://HOST:PORT"),
-        ("milvus://host:99999", "expected milvus://HOST:PORT"),
-        ("milvus://host?secure=1", "is no address"),
+        ("milvus://", "is no place of galleries"),
+        ("milvus:///folder", "is no place of galleries"),
+        ("milvus://host:port", "give a folder, or a Milvus as milvus://HOST:19530"),
+        ("milvus://host:99999", "is no place of galleries"),
+        ("milvus://host?secure=1", "is no place of galleries"),
     ],
 )
 def test_what_is_no_address_is_refused_without_its_password(given: str, told: str) -> None:
@@ -96,7 +95,7 @@ def test_an_address_is_written_with_its_port_and_leads_to_tls(monkeypatch: pytes
 
 def test_without_pymilvus_it_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(BadSetting, match=r"pip install 'crossbatch\[cluster\]'"):
+    with pytest.raises(BadSetting, match=r"pip install 'crossbatch\[milvus\]'"):
         galleries_at("milvus://host")
 
 
@@ -190,7 +189,8 @@ def test_what_fails_for_a_moment_is_done_again_and_an_unloaded_collection_loaded
     monkeypatch.setattr(pymilvus.MilvusClient, "query", method)
     with pytest.raises(TypeError, match="not iterable"):  # the answer 7 came through
         server.rows(made.collection, "", ["key"])
-    assert method.call_count == 3
+    first, _, third = (call.kwargs["timeout"] for call in method.call_args_list)
+    assert third < first - 0.1  # the pauses are of the time that all tries have together
     assert load.call_args.args == (made.collection,)
 
 
@@ -317,8 +317,6 @@ def test_what_milvus_cannot_do_is_told(galleries: MilvusDirectory, monkeypatch: 
     for call in calls:
         with pytest.raises(Unsupported, match="the gallery g is on Milvus"):
             call()
-    with pytest.raises(Unsupported, match="has no folder"):
-        galleries.path_of("g")
     monkeypatch.setattr(gallery, "MOST_COUNTED", 1)
     made.upsert([GalleryItem(f"{n}", VECTORS[n]) for n in range(2)])
     with pytest.raises(Unsupported, match="has 2 items"):

@@ -4,13 +4,20 @@ import secrets
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NoReturn, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from serving.errors import AlreadyExists, InvalidArgument, Mismatch, NotFound, Unavailable, Unsupported
-from serving.gallery.directory import SHOWN, check_name
+from serving.gallery.directory import check_name, no_gallery
 from serving.gallery.milvus.gallery import MilvusGallery
-from serving.gallery.milvus.meta import meta_of, previous_of, properties_of, with_previous
-from serving.gallery.milvus.names import COLLECTION, alias_of, name_of
+from serving.gallery.milvus.meta import (
+    COLLECTION,
+    alias_of,
+    meta_of,
+    name_of,
+    previous_of,
+    properties_of,
+    with_previous,
+)
 from serving.gallery.milvus.server import Collection, Gone, Server
 from serving.gallery.store.schema import MadeFor, Meta, check_made_for
 
@@ -47,10 +54,6 @@ class MilvusDirectory:
         """Return the names of the galleries that were asked for."""
         with self._guard:
             return list(self._open)
-
-    def path_of(self, name: str) -> NoReturn:
-        """Raise Unsupported: a gallery on a server has no folder."""
-        raise Unsupported(f"the gallery {name} is on Milvus and has no folder; use a local one for this")
 
     def get(self, name: str) -> MilvusGallery:
         """Return the gallery of that name."""
@@ -184,10 +187,7 @@ class MilvusDirectory:
     def _found(self, name: str) -> Collection:
         found = self._find(check_name(name))
         if found is None:
-            names = self.names()
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            shown = ", ".join(names[:SHOWN]) or "none"
-            raise NotFound(f"there is no gallery {name!r} at {self.path}; it holds {shown}{more}")
+            raise no_gallery(name, f"at {self.path}", self.names())
         return found
 
     def _finish(self, name: str, other: str, coming: Collection) -> None:

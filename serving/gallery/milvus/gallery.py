@@ -38,22 +38,14 @@ from serving.gallery.item import (
 from serving.gallery.milvus.differences import MOST_COUNTED
 from serving.gallery.milvus.duplicates import duplicates, duplicates_page
 from serving.gallery.milvus.expression import ALWAYS, among, expression, having, quoted
-from serving.gallery.milvus.meta import FORMAT, previous_of
-from serving.gallery.milvus.names import alias_of
+from serving.gallery.milvus.meta import FORMAT, alias_of, previous_of
 from serving.gallery.milvus.reader import PAGE, Reader, Row, as_cosine, parts
 from serving.gallery.milvus.rows import ITEM_FIELDS, LOTS, TEXT_FIELDS, in_parts, item_of, row_of
 from serving.gallery.milvus.server import WINDOW, Gone, Server
 from serving.gallery.search.columns import KINDS, Columns
 from serving.gallery.search.counts import FieldCount, ValueCount, count_fields, count_values
 from serving.gallery.search.duplicates import Duplicate, DuplicatesPage
-from serving.gallery.search.filter import (
-    LABEL,
-    AllOf,
-    Filter,
-    check_filter,
-    check_kinds,
-    unknown_fields,
-)
+from serving.gallery.search.filter import LABEL, AllOf, Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.others import SAME_SCORE, others_than
 from serving.gallery.status import GalleryStatus
 from serving.gallery.store.schema import Meta
@@ -305,12 +297,6 @@ class MilvusGallery:
         raise Unsupported(
             f"the gallery {self.name} is on Milvus, where galleries have no map; use a local one"
         )
-
-    def retire(self) -> None:
-        """Do nothing: a gallery on a server keeps nothing open of its own."""
-
-    def close(self) -> None:
-        """Do nothing, likewise: the connection is the directory's."""
 
     def _neighbours(
         self, found: builtins.list[builtins.list[Row]], *, ready: bool, with_vectors: bool

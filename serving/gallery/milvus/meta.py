@@ -1,5 +1,6 @@
-"""What a gallery is made for, in the properties of its collection."""
+"""How Milvus has a gallery: its name as an alias, and what it is made for in its collection's properties."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -8,11 +9,29 @@ from serving.errors import BadArtifact
 from serving.gallery.milvus.server import Collection
 from serving.gallery.store.schema import Meta
 
-__all__ = ["FORMAT", "meta_of", "previous_of", "properties_of", "with_previous"]
+__all__ = [
+    "COLLECTION", "FORMAT", "alias_of", "meta_of", "name_of", "previous_of", "properties_of", "with_previous",
+]  # fmt: skip
 
-FORMAT = 1
+COLLECTION = "crossbatch_collection_"
+"""How the names of collections begin that hold a gallery; its id follows."""
+_ALIAS = "crossbatch_gallery_"
+_WRITTEN = {"_": "__", ".": "_d", "-": "_h"}
+_READ = {written: letter for letter, written in _WRITTEN.items()}
+FORMAT = 1  # of what is in a collection
 _BEFORE = "crossbatch."
 _NAME, _COLLECTION = f"{_BEFORE}previous_name", f"{_BEFORE}previous_collection"
+
+
+def alias_of(name: str) -> str:
+    """Return the alias for the name of a gallery."""
+    return _ALIAS + "".join(_WRITTEN.get(letter, letter) for letter in name)
+
+
+def name_of(alias: str) -> str:
+    """Return the name of the gallery that an alias is for; empty where it is for none."""
+    name = re.sub("_.", lambda found: _READ.get(found[0], found[0]), alias.removeprefix(_ALIAS))
+    return name if alias_of(name) == alias else ""
 
 
 def properties_of(meta: Meta) -> dict[str, str]:

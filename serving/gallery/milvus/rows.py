@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,8 @@ def in_parts(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows in lists that one request can take."""
     part, room = list[dict[str, Any]](), _PART_BYTES
     for row in rows:
-        size = (
-            row["vector"].nbytes
-            + _ROW_BYTES
-            + 4 * sum(len(row[name]) for name in ("metadata", "bounds", "source"))
-        )
+        letters = sum(len(row[name]) for name in ("metadata", "bounds", "source"))
+        size = row["vector"].nbytes + _ROW_BYTES + 4 * letters
         if part and size > room:
             yield part
             part, room = [], _PART_BYTES
@@ -69,10 +67,6 @@ def in_parts(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def _source_json(source: Source | None) -> str:
     if source is None:
         return "{}"
-    told = {
-        "size": source.size,
-        "mtime_ns": source.mtime_ns,
-        "digest": source.digest.hex(),
-        "given": source.given,
-    }
+    told = asdict(source) | {"digest": source.digest.hex()}
+    del told["origin"]  # which has a field of its own
     return json.dumps(told, ensure_ascii=False)

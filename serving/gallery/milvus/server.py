@@ -7,46 +7,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import (
-    AlreadyExists,
-    BadSetting,
-    CrossbatchError,
-    DeadlineExceeded,
-    NotFound,
-    Overloaded,
-    PermissionDenied,
-    Unauthenticated,
-    Unavailable,
-    cause_of,
-)
+from serving import errors
+from serving.errors import CrossbatchError, Unavailable, cause_of
+from serving.gallery.address import TOKEN, milvus_address
 from serving.gallery.item import MAX_KEY_BYTES, MAX_URI_BYTES
 
-__all__ = [
-    "MAX_JSON_BYTES",
-    "MAX_TERMS",
-    "SCHEMES",
-    "TERM_LENGTH",
-    "TOKEN",
-    "WINDOW",
-    "Collection",
-    "Gone",
-    "Server",
-]
+__all__ = ["MAX_JSON_BYTES", "MAX_TERMS", "TERM_LENGTH", "WINDOW", "Collection", "Gone", "Server"]
 
-SCHEMES = {"milvus": "http", "milvuss": "https"}
-TOKEN = "CROSSBATCH_MILVUS_TOKEN"  # noqa: S105 - the name of the variable
 WINDOW = 16_384
 """Most rows that a query, or one query of a search, can return."""
 MAX_JSON_BYTES = 65_536
 MAX_TERMS = 4_096
 TERM_LENGTH = 24
-_DEFAULT_PORT = 19530
 _BUILD = {"M": 16, "efConstruction": 200}
 _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of the graph
 _STRONG = "Strong"  # every read sees every write that was confirmed before
@@ -58,7 +36,7 @@ _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 T = TypeVar("T")
 
 
-class Gone(NotFound):
+class Gone(errors.NotFound):
     """The collection is not there, or not any more."""
 
 
@@ -70,18 +48,21 @@ class _Unloaded(_Passing):
     """The collection is not in memory, as after milvus-lite was started again."""
 
 
-_LOCKED = Unauthenticated, f"does not accept what is in {TOKEN} ({{}}); set it to USER:PASSWORD or an API key"
-_FORBIDDEN = PermissionDenied, f"does not allow this ({{}}); grant it to the user of {TOKEN}"
-_FULL = Overloaded, "has no room for this ({}); try again later"
+_LOCKED = (
+    errors.Unauthenticated,
+    f"does not accept what is in {TOKEN} ({{}}); set it to USER:PASSWORD or an API key",
+)
+_FORBIDDEN = errors.PermissionDenied, f"does not allow this ({{}}); grant it to the user of {TOKEN}"
+_FULL = errors.Overloaded, "has no room for this ({}); try again later"
 _NO_SUCH = Gone, "holds no such collection ({})"
-_TAKEN = AlreadyExists, "has something of that name ({})"
+_TAKEN = errors.AlreadyExists, "has something of that name ({})"
 _AWAY = Unavailable, "cannot be reached ({}); see that it runs, and try again"
 _NOT_READY = _Passing, "is not ready ({}); try again"
 _OTHERS = Unavailable, "cannot do this ({}); its log may tell more"
 _ERRORS: dict[str | int, tuple[type[CrossbatchError], str]] = {
     "UNAUTHENTICATED": _LOCKED, "PERMISSION_DENIED": _FORBIDDEN, "RESOURCE_EXHAUSTED": _FULL,
     "UNAVAILABLE": _AWAY, 2: _AWAY,
-    "DEADLINE_EXCEEDED": (DeadlineExceeded, "did not answer in time ({}); try again"),
+    "DEADLINE_EXCEEDED": (errors.DeadlineExceeded, "did not answer in time ({}); try again"),
     # Numbers of Milvus' own: pkg/util/merr in its source.
     100: _NO_SUCH, 101: (_Unloaded, "does not hold the gallery in memory ({}); try again"),
     1400: _LOCKED, 1401: _FORBIDDEN, 1600: _NO_SUCH, 1601: _TAKEN, 1602: _TAKEN,
@@ -106,20 +87,19 @@ class Server:
 
     def __init__(self, address: str, *, timeout: float) -> None:
         """Connect to the server at milvus://HOST:PORT; BadSetting: that is no address, or pymilvus lacks."""
-        scheme, self.address, self._timeout = *_parsed(address), timeout
+        self.address, self._timeout = milvus_address(address), timeout
         try:
             import pymilvus
         except ImportError as error:
-            raise BadSetting(
+            raise errors.BadSetting(
                 f"pymilvus, which speaks to Milvus, cannot be loaded ({error}); "
                 "install it by: pip install 'crossbatch[milvus]'"
             ) from error
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
         self._types = pymilvus.DataType
-        uri = self.address.replace(scheme, SCHEMES[scheme], 1)
-        token = os.environ.get(TOKEN, "")
-        given: dict[str, Any] = {"token": token, "timeout": _CONNECT, "grpc_options": _CHANNEL}
-        self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given))
+        given: dict[str, Any] = {"token": os.environ.get(TOKEN, ""), "timeout": _CONNECT}
+        uri = self.address.replace("milvus", "http", 1)  # milvuss:// is https://
+        self._client = self._told(lambda: pymilvus.MilvusClient(uri, **given, grpc_options=_CHANNEL))
 
     def close(self) -> None:
         """Close the connection."""
@@ -154,9 +134,9 @@ class Server:
         schema.add_field("lot", types.INT64)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="HNSW", metric_type="IP", params=_BUILD)
-        options = {"schema": schema, "index_params": index, "properties": dict(properties)}
-        made = self._client.create_collection
-        self._told(lambda: made(name, consistency_level=_STRONG, timeout=self._timeout, **options))
+        options: dict[str, Any] = {"schema": schema, "index_params": index, "properties": dict(properties)}
+        options |= {"consistency_level": _STRONG, "timeout": self._timeout}
+        self._told(partial(self._client.create_collection, name, **options))
 
     def note(self, name: str, properties: Mapping[str, str]) -> None:
         """Set some of the properties of a collection."""
@@ -225,13 +205,14 @@ class Server:
         """Call what may be repeated, until it is done or the time is up."""
         end, pause = time.monotonic() + self._timeout, _PAUSE
         while True:
+            left = end - time.monotonic()
             try:
-                return self._told(lambda: method(*args, timeout=self._timeout, **options))
+                return self._told(partial(method, *args, timeout=left, **options))
             except _Passing as error:
                 if time.monotonic() + pause > end:
                     raise
                 if isinstance(error, _Unloaded):
-                    self._told(lambda: self._client.load_collection(args[0], timeout=self._timeout))
+                    self._told(partial(self._client.load_collection, args[0], timeout=left))
             time.sleep(pause)
             pause *= 2
 
@@ -241,25 +222,6 @@ class Server:
             return work()
         except Exception as error:  # of gRPC and of Python, too
             raise _translated(error, self.address) from error
-
-
-def _parsed(address: str) -> tuple[str, str]:
-    """Return scheme and address of a server, with its port; BadSetting."""
-    told = "expected milvus://HOST:PORT, or milvuss://HOST:PORT for TLS"
-    try:
-        parts = urlsplit(address)
-        port = parts.port or _DEFAULT_PORT
-    except ValueError as error:
-        raise BadSetting(f"{address!r} is no address of a Milvus server ({error}); {told}") from error
-    if "@" in parts.netloc:
-        raise BadSetting(
-            "the address of the Milvus server has a password in it, which others could read; "
-            f"put USER:PASSWORD into the environment variable {TOKEN}"
-        )
-    if parts.scheme not in SCHEMES or not parts.hostname or parts.query or parts.fragment:
-        raise BadSetting(f"{address!r} is no address of a Milvus server; {told}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return parts.scheme, f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 def _translated(error: Exception, address: str) -> CrossbatchError:
