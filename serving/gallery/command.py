@@ -215,10 +215,11 @@ def _restore(directory: GalleryDirectory, _: Settings, file: str, name: str) -> 
     return {"name": name, "file": str(Path(file)), "items": items}
 
 
-def _switch(directory: Galleries, _: Settings, name: str, other: str) -> dict[str, Any]:
+def _switch(directory: Galleries, settings: Settings, name: str, other: str) -> dict[str, Any]:
     previous = check_name(name) in directory.names()
     directory.switch(name, other)
-    return {"name": name, "other": other, "previous": other if previous else None}
+    place = str(settings.galleries)
+    return {"name": name, "other": other, "previous": other if previous else None, "galleries": place}
 
 
 def _rollback(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:

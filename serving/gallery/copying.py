@@ -6,12 +6,13 @@ and is what it was. A run that is broken off leaves it there, and the next one g
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from serving.errors import Mismatch
+from serving.errors import InvalidArgument, Mismatch
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.builder import Advance
@@ -60,6 +61,8 @@ def copy_gallery(
         if in_folder and isinstance(source, Gallery):  # or else one of them has no such index
             more = {"index": info.wanted_index, "recall": info.wanted_recall}
         target = directory.create(working, **made_for(maker), **more)
+    if os.path.abspath(source.path) == os.path.abspath(target.path):
+        raise InvalidArgument(f"the gallery {source.name} cannot be copied to {name}: it is what would grow")
     target.check_model(maker)
     pictures = maker.thumbnail_side > 0 and target.meta.thumbnail_side > 0
     total, done, written, deleted = info.items, 0, 0, 0

@@ -19,7 +19,7 @@ from serving.errors import AlreadyExists, BadArtifact, CrossbatchError, Mismatch
 from serving.gallery.folder import drop_gallery, made_aside, take_name
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
-from serving.gallery.note import Note, read_note, write_note
+from serving.gallery.note import NOTE_NAME, Note, read_note, write_note
 from serving.gallery.publish import Manifest, copy_hashed
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
@@ -71,7 +71,7 @@ def follow(
         write_note(path, confirmed)
     for each in path.parent.glob(f"{path.name}.before-*"):
         is_generation = each.name.removeprefix(f"{path.name}.before-").isdecimal()
-        if is_generation and each != before and read_note(each) is not None:
+        if is_generation and each != before and (each / NOTE_NAME).exists():  # damaged or not
             drop_gallery(each)
     return manifest, new
 
@@ -136,5 +136,10 @@ def _fetch(path: Path, folder: Path, manifest: Manifest, advance: Advance) -> No
                     f"{found.sha256[:12]}, expected {file.bytes:,} of {file.sha256[:12]}; it is left"
                 )
         write_note(aside, note)
-        Gallery.open(aside, policy=RebuildPolicy(automatic=False)).close()
+        with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
+            if gallery.meta.fingerprint != manifest.fingerprint:
+                raise BadArtifact(
+                    f"{manifest.home(folder)} is of the model {gallery.meta.model_name}, and the manifest "
+                    f"says {manifest.model_name} (another fingerprint); look at what publishes there"
+                )
     return note

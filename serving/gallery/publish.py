@@ -23,11 +23,12 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import BadArtifact, NotFound, Unavailable
+from serving.errors import BadArtifact, InvalidArgument, NotFound, Unavailable
 from serving.gallery.archive import copy_indexed
 from serving.gallery.disk import disk_error, rewrite
 from serving.gallery.folder import claimed
 from serving.gallery.index.builder import Advance
+from serving.gallery.note import check_own
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 
@@ -35,6 +36,7 @@ __all__ = ["Manifest", "copy_hashed", "publish"]
 
 FileName = Annotated[str, Field(pattern=rf"^({FILE_NAME}|index-[0-9a-f-]+\.(faiss|columns))$")]
 _PIECE = 1 << 20  # bytes
+_MOST_MANIFEST = 1 << 20  # bytes
 
 
 class FileFacts(NamedTuple):
@@ -66,7 +68,10 @@ class Manifest(BaseModel):
         """Read the manifest of a gallery."""
         path = folder / f"{name}.json"
         try:
-            manifest = cls.model_validate_json(path.read_bytes())
+            if path.exists() and not path.is_file():  # a pipe would be waited for without end
+                raise BadArtifact(f"{path} is no file; look at what publishes there")
+            with path.open("rb") as file:
+                manifest = cls.model_validate_json(file.read(_MOST_MANIFEST))
         except OSError as error:
             raise Unavailable(
                 f"the manifest {path} cannot be read ({error.strerror}); see that crossbatch gallery publish "
@@ -100,6 +105,9 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
     The time in the manifest is this one, either way.
     """
     name = path.name
+    if folder.resolve() == path.parent.resolve():
+        raise InvalidArgument(f"{folder} holds galleries; publish in a folder of its own")
+    check_own(path)
     with claimed(path, "publish") as work:
         now = datetime.now(UTC)
         with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
@@ -148,6 +156,8 @@ def copy_hashed(source: Path, target: Path, *, most: int | None = None) -> FileF
     """Copy a file onto the disk, `most` bytes and a piece at most, and return what was copied."""
     digest, size = hashlib.sha256(), 0
     try:
+        if not source.is_file():  # it has not come yet, or is a pipe, which would be waited for without end
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with source.open("rb") as file, target.open("xb") as out:
             while (most is None or size <= most) and (piece := file.read(_PIECE)):
                 digest.update(piece)

@@ -51,7 +51,7 @@ def render(result: Mapping[str, Any]) -> str:
         case "switch":
             return (
                 f"the gallery {other} is now {name}, and the one before is {other}; "
-                f"to undo it: crossbatch gallery rollback {name}"
+                f"to undo it: crossbatch gallery rollback {name} --galleries {result['galleries']}"
             )
         case "rollback":
             return f"the gallery {name} is again the one before; the other is now {other}"

@@ -8,7 +8,7 @@ with a note that fits it counts. An image's id, of which names are made, tells i
 import hashlib
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -65,7 +65,7 @@ def write_shard(folder: Path, entries: Mapping[str, Entry], model: str) -> None:
     )
     data, name = file.getvalue(), name_of(entries)
     read = [id for id, entry in entries.items() if not isinstance(entry, OSError)]
-    note = _Note(version=_VERSION, model=model, sha256=hashlib.sha256(data).hexdigest(), images=read)
+    note = _Note(version=_VERSION, model=model, sha256=_checksum(data, read), images=read)
     with written_aside(folder / f"{name}.npz") as aside:
         aside.write_bytes(data)
     with written_aside(folder / f"{name}.json") as aside:
@@ -97,8 +97,13 @@ def finished(folder: Path, model: str, wanted: Collection[str]) -> dict[str, str
             images = {*note.images}.intersection(wanted)
             if note.version == _VERSION and note.model == model and images:
                 data = path.with_suffix(".npz").read_bytes()
-                if hashlib.sha256(data).hexdigest() == note.sha256:
+                if _checksum(data, note.images) == note.sha256:
                     where |= dict.fromkeys(images, path.stem)
         except (OSError, ValidationError):  # damaged, foreign, or going in this moment
             continue
     return where
+
+
+def _checksum(data: bytes, images: Sequence[str]) -> str:
+    """Return the SHA-256 of a file, and of the ids of the images in it."""
+    return hashlib.sha256("\n".join(images).encode() + data).hexdigest()

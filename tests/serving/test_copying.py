@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.errors import Mismatch, ModelMismatch
+from serving.errors import InvalidArgument, Mismatch, ModelMismatch
 from serving.gallery.address import placed
 from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory
@@ -160,3 +160,11 @@ def test_a_copy_that_was_killed_goes_on(memory: Path, there: str) -> None:
     assert told(copied(here, there)) == (ITEMS, ITEMS - 150 + 1, 1)
     assert contents(there) == contents(here)
     assert names(there) == ["copy"]
+
+
+def test_a_gallery_is_not_copied_over_itself(memory: Path) -> None:
+    filled(f"{memory}/birds.unfinished")
+    for name in ("birds", "birds.unfinished"):
+        with pytest.raises(InvalidArgument, match=r"birds\.unfinished cannot be copied to"):
+            copied(f"{memory}/birds.unfinished", f"{memory}/{name}")
+    assert names(f"{memory}/birds") == ["birds.unfinished"]

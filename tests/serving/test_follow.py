@@ -225,6 +225,11 @@ def change(**fields: Any) -> Callable[[Pair], None]:
     return harm
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("harm", "kind", "words"),
     [
@@ -242,6 +247,8 @@ def change(**fields: Any) -> Callable[[Pair], None]:
         (lambda it: os.truncate(it.folder / "birds.json", 40), errors.BadArtifact, "no manifest"),
         (lambda it: (it.folder / "birds.json").unlink(), errors.Unavailable, "the manifest .* mounted here"),
         (lambda it: it.folder.rename(it.folder.with_name("away")), errors.Unavailable, "the manifest"),
+        (lambda it: pipe(it.store(2)), errors.Unavailable, "it has not come yet, is gone"),
+        (lambda it: pipe(it.folder / "birds.json"), errors.BadArtifact, "birds.json is no file"),
         (change(generation=1, id="0"), errors.Mismatch, "generation 1 is served here.*by --older"),
         (change(fingerprint="e" * 64), errors.ModelMismatch, r"model m \(fingerprint e+\).*--any-model"),
     ],
@@ -306,6 +313,34 @@ def test_rollback_lasts_until_the_next_generation(pair: Pair) -> None:
         assert pair.names() == ["birds", "birds.before-4"]
         directory.rollback("birds")
         assert pair.served() == 2
+
+
+def test_a_reader_publishes_nothing_nor_does_a_writer_among_its_galleries(pair: Pair) -> None:
+    pair.publish(1)
+    pair.follow()
+    with pytest.raises(errors.ReadOnly, match="write to that one"):
+        publish(pair.path, pair.folder)
+    with pytest.raises(errors.InvalidArgument, match="publish in a folder of its own"):
+        publish(pair.writer.path, pair.writer.path.parent)
+    assert Manifest.read(pair.folder, "birds").generation == 1
+
+
+def test_a_gallery_of_another_model_than_its_manifest_says_is_left(pair: Pair) -> None:
+    pair.publish(1)
+    change(fingerprint="e" * 64)(pair)
+    with pytest.raises(errors.BadArtifact, match="is of the model m, and the manifest"):
+        pair.follow()
+    assert pair.names() == []
+
+
+def test_a_damaged_note_of_an_old_generation_stops_nothing(pair: Pair) -> None:
+    for generation in (1, 2):
+        pair.publish(generation)
+        pair.follow()
+    (pair.reader / "birds.before-2" / NOTE_NAME).write_text("{")
+    pair.publish(3)
+    pair.follow()
+    assert pair.names() == ["birds", "birds.before-3"]
 
 
 def test_a_followed_gallery_whose_name_begins_alike_stays(pair: Pair) -> None:

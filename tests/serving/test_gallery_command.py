@@ -97,7 +97,7 @@ def test_switch_and_rollback(directory: GalleryDirectory) -> None:
     filled(directory, "birds", "new")
     assert command(directory, "switch", "birds", "new") == (
         "the gallery new is now birds, and the one before is new; "
-        "to undo it: crossbatch gallery rollback birds"
+        f"to undo it: crossbatch gallery rollback birds --galleries {directory.path}"
     )
     assert directory.get("birds").get(["k"])[0].label == "new"
     assert "new (by rollback it is back)" in command(directory, "info", "birds")

@@ -14,6 +14,8 @@ DIFFERENCES = {
     "all or none": "A write of many items is stored in parts; one that fails may have stored some of "
     "them. Send it again.",
     "one state": "A call that reads in several steps may see a write in between.",
+    "overwriting": "While items are written again, Milvus 2.3 may for a moment count or find both the old "
+    "and the new one; a search, a look-up or a list may then lack items, and show an old one. It passes.",
     "versions": "Versions are times of the clock of whoever writes, in nanoseconds.",
     "thumbnails": "None are kept.",
     "map": "There is no map.",
@@ -27,7 +29,8 @@ DIFFERENCES = {
     "lists in ranges": "A range with two bounds holds for a list whose smallest value is below the upper one "
     "and whose largest is above the lower one, though none may lie between.",
     "long strings in ranges": f"A range compares the first {COMPARED} characters of a string.",
-    "many values": f"An item takes {MAX_TERMS:,} different values, kinds and names of fields at most.",
+    "many values": f"An item takes {MAX_TERMS:,} different values, kinds and names of fields at most, "
+    "and 64 KiB of what ranges ask for: some 900 numbers, or 120 texts of 256 characters.",
     "whole numbers": "Whole numbers in the metadata that need more than 64 bits come back as doubles.",
     "counting": f"The fields and values of a gallery of more than {MOST_COUNTED:,} items are not counted.",
     "switch": "It is one step for whoever reads under the name; the gallery before gets the other name "
