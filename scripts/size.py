@@ -11,7 +11,7 @@ BUDGETS = {
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 8_560,
-    "serving/indexing": 1_380,
+    "serving/indexing": 1_381,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 901,

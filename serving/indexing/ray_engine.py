@@ -253,19 +253,20 @@ def _connected(address: str, cores: int) -> Iterator[Any]:
     """Start Ray on this machine alone, or take part in a cluster; either ends with the block."""
     ray = _import_ray()
     alone = {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    try:
+    with redirect_stdout(sys.stderr):  # Ray tells there of processes that died, until it has ended
         try:
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
             ray.init(address=address, **quiet, **(alone if address == "local" else {}))
         except Exception as error:  # of a dozen classes
+            ray.shutdown()
             raise Unavailable(
                 f"Ray at {address} cannot be used: {cause_of(error)}; give the --ray-address of a cluster of"
                 " the same versions of Ray and Python, or leave it out"
             ) from error
-        with redirect_stdout(sys.stderr):  # Ray tells there of processes that died
+        try:
             yield ray
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def _import_ray() -> Any:
