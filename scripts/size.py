@@ -10,7 +10,7 @@ BUDGETS = {
     "training": 8_000,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 8_560,
+    "serving/gallery": 8_561,
     "serving/indexing": 1_381,
     "serving/client": 1_460,
     "serving/rpc": 2_700,

@@ -35,6 +35,7 @@ from serving.gallery.item import (
     check_cosine,
     check_items,
     check_keys,
+    check_model,
     check_origin,
     check_unpictured,
     check_whole,
@@ -122,7 +123,7 @@ class Gallery:
 
     def check_model(self, model: "ModelSpec | Maker") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
-        self.meta.check_model(model, self.name)
+        check_model(self.meta, model, self.name)
 
     def search(
         self,

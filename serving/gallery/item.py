@@ -10,18 +10,23 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving.errors import InvalidArgument, NotFound
+from serving.errors import InvalidArgument, ModelMismatch, NotFound
+
+if TYPE_CHECKING:
+    from serving.gallery.store.schema import Meta
+    from serving.gallery.vectors import Maker
+    from serving.model.spec import ModelSpec
 
 __all__ = [
     "JPEG", "MAX_EXACT", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS",
     "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "NORM_TOLERANCE", "ROUNDED", "BadVector", "CheckedItem",
     "GalleryItem", "ItemChange", "Neighbour", "Source", "change_items", "check_cosine", "check_fields",
-    "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text",
+    "check_items", "check_key", "check_keys", "check_metadata", "check_model", "check_origin", "check_text",
     "check_unpictured", "check_whole", "given_by_source", "in_order", "normalize_queries", "plain",
     "unit_vector", "with_source_of",
 ]  # fmt: skip
@@ -214,6 +219,19 @@ def check_fields(item: GalleryItem) -> str:
     if item.source is not None:
         check_origin(item.source.origin)
     return _json_of(item.metadata)
+
+
+def check_model(meta: "Meta", model: "ModelSpec | Maker", gallery: str) -> None:
+    """Accept the model of a gallery, and a file of lower precision made from it; else ModelMismatch."""
+    theirs = (model.fingerprint, model.fp32_fingerprint)
+    if meta.fingerprint in theirs and meta.dimension == model.dimension:
+        return
+    ours = f"{meta.model_name} (fingerprint {meta.fingerprint[:12]}, dimension {meta.dimension})"
+    given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
+    raise ModelMismatch(
+        f"the gallery {gallery} holds embeddings of the model {ours}, and the model given is {given}; "
+        "give the gallery's own model, or index the images into a new gallery"
+    )
 
 
 def check_key(key: str) -> str:

@@ -28,6 +28,7 @@ from serving.gallery.item import (
     check_fields,
     check_items,
     check_keys,
+    check_model,
     check_origin,
     check_unpictured,
     check_whole,
@@ -90,7 +91,7 @@ class MilvusGallery:
 
     def check_model(self, model: "ModelSpec | Maker") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
-        self.meta.check_model(model, self.name)
+        check_model(self.meta, model, self.name)
 
     def search(
         self,

@@ -17,17 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact, ModelMismatch
+from serving.errors import BadArtifact
 from serving.gallery.item import MAX_KEY_BYTES, CheckedItem, GalleryItem, Source, check_text, check_whole
-
-if TYPE_CHECKING:
-    from serving.gallery.vectors import Maker
-    from serving.model.spec import ModelSpec
 
 __all__ = [
     "ADD_GIVEN", "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION",
@@ -122,18 +118,6 @@ class Meta:
     dimension: int
     thumbnail_side: int  # longer side of its thumbnails in pixels; 0 where it keeps none
     created: str
-
-    def check_model(self, model: "ModelSpec | Maker", gallery: str) -> None:
-        """Accept the model of a gallery, and a file of lower precision made from it; else ModelMismatch."""
-        theirs = (model.fingerprint, model.fp32_fingerprint)
-        if self.fingerprint in theirs and self.dimension == model.dimension:
-            return
-        ours = f"{self.model_name} (fingerprint {self.fingerprint[:12]}, dimension {self.dimension})"
-        given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
-        raise ModelMismatch(
-            f"the gallery {gallery} holds embeddings of the model {ours}, and the model given is {given}; "
-            "give the gallery's own model, or index the images into a new gallery"
-        )
 
 
 class MadeFor(TypedDict):
