@@ -46,5 +46,9 @@ def placed(gallery: str, galleries: Path | str) -> tuple[Path | str, str]:
     """Return the place and the name of a gallery: one of those `galleries`, or of the place before its /."""
     if "/" not in gallery:
         return galleries, gallery
+    if not _MEANT.match(gallery):
+        return Path(gallery).parent, Path(gallery).name
     place, _, name = gallery.rpartition("/")
-    return (_place(place), name) if _MEANT.match(gallery) else (Path(gallery).parent, Path(gallery).name)
+    if place.endswith("/"):
+        raise BadSetting(f"{gallery} names a Milvus and no gallery in it; give milvus://HOST:19530/NAME")
+    return _place(place), name

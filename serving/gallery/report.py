@@ -87,8 +87,8 @@ def _alike(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *([f"wrote {result['file']}"] if result["file"] else [])])
 
 
-def _counted(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
+def _counted(count: int, one: str, several: str = "") -> str:
+    return f"1 {one}" if count == 1 else f"{count:,} {several or f'{one}s'}"
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -127,7 +127,9 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
         "follows": (note := entry["follows"])
         and f"{note['folder']}, generation {note['generation']} of {entry['lag_seconds']:,.0f} s ago",
-        "published": f"{entry['generation']:,} times, format {entry['format_version']}" if in_folder else "",
+        "format": f"{entry['format_version']}, {_counted(entry['generation'], 'index made', 'indexes made')}"
+        if in_folder
+        else "",
         "created": entry["created"],
         "folder" if in_folder else "place": entry["path"],
     }

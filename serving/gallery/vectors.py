@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,7 @@ _FITTING: Final = {  # what a column may hold, by `_kind`, and what that is call
     "thumbnail": {"bytes": "bytes"},
     "vector": {"floats": "lists of floats"},
 }
+_MOST_NAME = 53  # letters of a gallery's name that leave room for `.unfinished`
 _AT_ONCE = 1024  # items that are read or stored together
 _GROUP_BYTES, _GROUP_ROWS = 32 << 20, 65_536  # of vectors, at most: readers hold a row group or two
 
@@ -124,7 +126,9 @@ def made_for(maker: Maker) -> MadeFor:
 
 def unfinished(name: str) -> str:
     """Return the name that a new gallery has while it is filled, where it cannot be filled out of sight."""
-    return f"{check_name(name)[:53].rstrip('.')}.unfinished"
+    if len(check_name(name)) > _MOST_NAME:
+        name = f"{name[: _MOST_NAME - 9].rstrip('.')}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+    return f"{name}.unfinished"
 
 
 def pages(gallery: AnyGallery, *, thumbnails: bool = False) -> Iterator[list[GalleryItem]]:

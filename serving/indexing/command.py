@@ -36,6 +36,7 @@ FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
 _SHOWN = 5
 _OF_RAY: Final = frozenset({"ray_address", "decoders", "encoders", "shards", "shard_images", "patience"})
+_IN_FOLDERS: Final = frozenset({"index", "map", "recall", "thumbnails"})
 
 
 class Reading(BaseModel):
@@ -123,8 +124,8 @@ def run(settings: Settings) -> dict[str, Any]:
         `images_per_second`.
     """
     place, name = _place(settings)
-    if isinstance(place, str) and settings.map != "none":
-        raise Unsupported("--map is for galleries in a folder; leave it out for a Milvus")
+    if isinstance(place, str) and (given := _IN_FOLDERS & settings.model_fields_set):
+        raise Unsupported(f"--{min(given)} is for galleries in a folder; leave it out for a Milvus")
     if settings.report is not None:
         _check_report(settings.report)
     if settings.engine == "plain" and (given := _OF_RAY & settings.model_fields_set):
@@ -239,10 +240,11 @@ def complaint(result: dict[str, Any]) -> str | None:
         return None
     best = max(pairs, key=lambda pair: pair["score"])
     count = "1 pair" if len(pairs) == 1 else f"{len(pairs):,} pairs"
+    place, _, name = result["gallery"].rpartition("/")
     return (
         f"{count} of items of {result['gallery']} score what --fail-above says or more, such as "
         f"{best['key']} and {best['other']} ({best['score']:.4f}); all items are stored: look at the pairs "
-        f"by `crossbatch gallery duplicates {Path(result['gallery']).name} --above ...`, or --json"
+        f"by `crossbatch gallery duplicates {name} --galleries {place} --above ...`, or --json"
     )
 
 

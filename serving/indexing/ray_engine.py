@@ -104,7 +104,7 @@ class RayEngine:
             if shards:
                 self._make(shards, batch, threads, bar.update)
         where |= {each.id: name for name, shard in shards.items() for each in shard}
-        read = lru_cache(4)(partial(read_shard, self.shards))  # images of one lie mostly together
+        read = lru_cache(4)(self._read)  # images of one lie mostly together
         for row, stored, each in waiting:
             entry = read(where[each.id])[each.id]
             try:
@@ -153,6 +153,12 @@ class RayEngine:
         raise Unavailable(
             f"{len(left)} of {len(shards)} shards could not be made, the first on {first}; {self._kept()}"
         )
+
+    def _read(self, name: str) -> dict[str, Entry]:
+        try:
+            return read_shard(self.shards, name)
+        except OSError as error:
+            raise disk_error(error, f"the shard {self.shards / name}.npz") from error
 
     def _unseen(self, shard: Sequence[_Wanted], made: dict[str, Any]) -> str:
         """Say where a machine reads or writes another place than this one."""

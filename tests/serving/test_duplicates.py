@@ -128,5 +128,6 @@ def test_indexing_ends_with_the_pairs_above_a_score(
     assert crossbatch.main(words) == 2
     assert "1 pair of items of " in (said := capsys.readouterr().err)
     assert "class0/again.jpg and class1/01.jpg (1.0000)" in said
+    assert f"`crossbatch gallery duplicates g --galleries {tmp_path} --above" in said
     (data / "class0" / "again.jpg").unlink()
     assert index(model, data, tmp_path / "g", fail_above=1, sync=True)["duplicates"] == []

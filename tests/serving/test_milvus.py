@@ -23,6 +23,7 @@ from serving.gallery.milvus import gallery, reader
 from serving.gallery.milvus.differences import DIFFERENCES
 from serving.gallery.milvus.directory import MilvusDirectory
 from serving.gallery.milvus.meta import FORMAT, alias_of, name_of, with_previous
+from serving.gallery.milvus.rows import LOTS
 from serving.gallery.milvus.server import Server
 from serving.gallery.place import galleries_at
 from serving.gallery.search.filter import LABEL, Exists, Not, Range
@@ -325,6 +326,12 @@ def test_what_milvus_cannot_do_is_told(galleries: MilvusDirectory, monkeypatch: 
         made.upsert([GalleryItem("x", VECTORS[0], thumbnail=b"\xff\xd8\xff")])
     with pytest.raises(InvalidArgument, match="'x' cannot be stored: its fields have 5002 different values"):
         made.upsert([GalleryItem("x", VECTORS[0], metadata={"l": [*range(5000)]})])
+    for whole in (1 << 64, -(1 << 63) - 1, 10**29):
+        with pytest.raises(InvalidArgument, match=f"has {whole}, which Milvus would round; make it text"):
+            made.upsert([GalleryItem("x", VECTORS[0], metadata={"deep": {"n": [whole]}})])
+    exact = {"n": [(1 << 64) - 1, -(1 << 63), 1e30]}
+    made.upsert([GalleryItem("y", VECTORS[0], metadata=exact)])
+    assert made.find(["y"])["y"].metadata == exact
     source = Source("o", 1, 1, b"", given="x" * 70_000)
     with pytest.raises(InvalidArgument, match="what is known of its file comes to 70"):
         made.upsert([GalleryItem("x", VECTORS[0], source=source)])
@@ -341,6 +348,8 @@ def test_more_than_milvus_returns_at_once_is_read_in_parts(
     put = Mock(side_effect=Server.put, autospec=True)
     monkeypatch.setattr(Server, "put", lambda *given: put(*given))
     monkeypatch.setattr("serving.gallery.milvus.rows._PART_BYTES", 1)
+    lots = iter(range(0, LOTS, LOTS // len(items)))
+    monkeypatch.setattr("secrets.randbelow", lambda _: next(lots))  # as they would lie among many items
     versions = made.upsert(items[::-1])[::-1]  # Milvus' own order is that of the keys
     assert put.call_count == 40
     for module, name, value in (

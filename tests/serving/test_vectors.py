@@ -22,7 +22,7 @@ from serving.errors import (
 )
 from serving.gallery import vectors
 from serving.gallery.command import Settings, render, run
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.item import JPEG, GalleryItem
 from serving.indexing import embed
 from tests.serving.indexed import index, opened
@@ -81,6 +81,13 @@ def theirs(path: Path, maker: vectors.Maker | None = None, **columns: Any) -> Pa
     note = {"crossbatch": maker.model_dump_json()} if maker else None
     pq.write_table(pa.table({name: cells for name, cells in table.items() if cells}, metadata=note), path)
     return path
+
+
+def test_names_that_begin_alike_grow_apart() -> None:
+    short, one, other = "a" * 53, "a" * 44 + "b" * 20, "a" * 44 + "c" * 20
+    names = [check_name(vectors.unfinished(name)) for name in (short, one, other)]
+    assert names[0] == f"{short}.unfinished"
+    assert len({*names}) == 3
 
 
 def test_a_file_of_others_needs_the_model_and_brings_its_columns(tmp_path: Path) -> None:

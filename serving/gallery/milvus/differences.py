@@ -31,7 +31,7 @@ DIFFERENCES = {
     "long strings in ranges": f"A range compares the first {COMPARED} characters of a string.",
     "many values": f"An item takes {MAX_TERMS:,} different values, kinds and names of fields at most, "
     "and 64 KiB of what ranges ask for: some 900 numbers, or 120 texts of 256 characters.",
-    "whole numbers": "Whole numbers in the metadata that need more than 64 bits come back as doubles.",
+    "whole numbers": "Whole numbers in the metadata that need more than 64 bits are refused.",
     "counting": f"The fields and values of a gallery of more than {MOST_COUNTED:,} items are not counted.",
     "switch": "It is one step for whoever reads under the name; the gallery before gets the other name "
     "a moment later. A write that is under way may still reach the gallery that had the name.",

@@ -18,6 +18,7 @@ TEXT_FIELDS = ("label", "uri", "metadata", "version")
 ITEM_FIELDS = ("key", "vector", *TEXT_FIELDS, "origin", "source")
 LOTS = 1 << 62
 """Numbers of which each row has one by lot, to draw rows by."""
+_LONGEST = 20  # digits of a number of 64 bits, with its sign
 _PART_BYTES = 16 << 20  # of rows in one request; Milvus refuses 64 MB
 _ROW_BYTES = 16_384  # of key, label, URI, origin and terms
 
@@ -26,6 +27,7 @@ def row_of(checked: CheckedItem, version: int) -> dict[str, Any]:
     """Return the row of an item; InvalidArgument where Milvus cannot take it."""
     item, metadata = checked
     try:
+        json.loads(metadata, parse_int=_check_whole)
         terms, bounds = indexed(item.label, metadata)
         source = fitting(_source_json(item.source), "what is known of its file")
     except InvalidArgument as error:
@@ -62,6 +64,11 @@ def in_parts(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         room -= size
     if part:
         yield part
+
+
+def _check_whole(digits: str) -> None:
+    if len(digits) > _LONGEST or not -(1 << 63) <= int(digits) < 1 << 64:
+        raise InvalidArgument(f"its metadata has {digits:.30}, which Milvus would round; make it text")
 
 
 def _source_json(source: Source | None) -> str:
