@@ -172,7 +172,7 @@ def run(settings: Settings) -> dict[str, Any]:
         info = gallery.info()
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted
-        if info.fresh or info.deleted or is_other:
+        if info.fresh or info.deleted or is_other or isinstance(place, str):
             with stages("item") as advance:
                 gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
         pairs = []

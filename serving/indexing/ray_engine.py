@@ -267,7 +267,7 @@ def _connected(address: str, cores: int) -> Iterator[Any]:
             ray.shutdown()
             raise Unavailable(
                 f"Ray at {address} cannot be used: {cause_of(error)}; give the --ray-address of a cluster of"
-                " the same versions of Ray and Python, or leave it out"
+                " the same versions of Ray and Python and with the same token, or leave it out"
             ) from error
         try:
             yield ray

@@ -385,14 +385,17 @@ def test_what_lies_in_several_segments_is_read_whole(
         client = pymilvus.MilvusClient(milvus.address.replace("milvus", "http"), token=TOKEN)
         items = [GalleryItem(f"{n:02}", VECTORS[n], source=Source("o", 1, 1, b"")) for n in range(25)]
         made.upsert(items[:13])
-        client.flush(made.collection)  # the segment is closed
+        made.rebuild(whole=False)  # the segment is closed
+        assert client.get_collection_stats(made.collection)["row_count"] == 13
         client.close()
         made.upsert(items[13:])  # these lie in another
         made.upsert(items[8:12])
         keys = [item.key for item in items]
         for page in (1, 4, 7, 100):
             monkeypatch.setattr(gallery, "PAGE", page)
+            monkeypatch.setattr(reader, "PAGE", page)
             assert [item.key for item in made.by_key()] == keys
+            assert made.find(["0", *keys[::-1], "30"]).keys() == {*keys}
         assert made.keys_of("o") == keys
         assert made.count() == 25
         assert {item.key for item in made.matching(Exists(LABEL))} == set()

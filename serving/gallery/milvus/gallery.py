@@ -286,12 +286,13 @@ class MilvusGallery:
         whole: bool = True,
         progress: Advance = lambda *_: None,
     ) -> None:
-        """Do nothing where the index is to be brought up to date: Milvus does it; else Unsupported."""
+        """Bring the index up to date; Unsupported: to make it anew, or of another type."""
         if whole or index is not None or recall is not None:
             raise Unsupported(
                 f"the gallery {self.name} is on Milvus, which builds its index and keeps it up to date "
                 "itself; leave that to it"
             )
+        self._server.flush(self.collection)
 
     def reading(self) -> NoReturn:
         """Raise Unsupported: there is no snapshot of a collection in memory, and so no map."""

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -196,6 +197,11 @@ class Server:
     def put(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Store rows, each in place of the one of its key."""
         self._call(self._client.upsert, name, rows)
+
+    def flush(self, name: str) -> None:
+        """Have all that was put until now indexed; what the server is too busy for, it does at some time."""
+        with suppress(errors.Overloaded, errors.DeadlineExceeded):
+            self._call(self._client.flush, name)
 
     def remove(self, name: str, condition: str) -> None:
         """Delete the rows that fulfil a condition."""
