@@ -29,8 +29,12 @@ TERM_LENGTH = 24
 _BUILD = {"M": 16, "efConstruction": 200}
 _LEAST_BREADTH, _MOST_BREADTH = 256, 32_768  # candidates that a search keeps of the graph
 _STRONG = "Strong"  # every read sees every write that was confirmed before
-# A server that was away is tried again each second: gRPC alone would wait for up to two minutes.
-_CHANNEL = {"grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000}
+# A server that was away is tried again each second: gRPC alone would wait for up to two minutes. No pings are
+# sent while there are no calls: pymilvus' many make a server, or what is before it, end the connection.
+_CHANNEL = {
+    "grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1_000,
+    "grpc.keepalive_permit_without_calls": 0,
+}  # fmt: skip
 _CONNECT = 2.0  # seconds to wait for a connection
 _PAUSE = 0.05  # seconds until a call is tried anew, twice as long each time
 
