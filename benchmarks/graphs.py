@@ -141,8 +141,6 @@ def _built(kind: str, vectors: NDArray[np.float32]) -> Search:
         index = faiss.IndexHNSWFlatPanorama(dimension, _DEGREE, 8)
     else:
         index = faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
-    if "NSG" not in kind:
-        space.set_index_parameter(index, "efConstruction", _CONSTRUCTION)
     index.train(vectors[:: max(1, len(vectors) // 100_000)])
     index.add(vectors)
     faiss.omp_set_num_threads(1)

@@ -8,8 +8,9 @@ random times (Poisson) at shares of it, with a deadline, whatever becomes of tho
 
 First the parts of a call are timed, of which benchmarks/simulation.py makes its servers: decoding, and the
 model by the size of its batch, in processor time of one thread; then searches, one after another by Envoy to
-one server: the gallery, what the server takes of the processors beside these (`handling`), what Envoy takes
-(`proxy`) and the client (`client`), and the rest of the latency (`waiting`). They go into the file --parts.
+one server: the gallery, and what of the latency is no work (`waiting`); then with eight in flight, as work
+costs less where there is more of it, what a call takes of the processors beside these (`handling`), of Envoy
+(`proxy`) and of the client (`client`). They go into the file --parts.
 """
 
 import argparse
@@ -47,8 +48,8 @@ DEADLINE: Final = 2.0
 """Seconds that a caller waits."""
 _LOADS: Final = (0.3, 0.5, 0.7, 0.8, 0.9, 1.1)
 _IN_FLIGHT: Final = 32  # of the closed loop that finds the peak: batches are full with it
-_BATCHES: Final = tuple(range(1, 9))
-_REST: Final = 2.0  # seconds without a call, in which it is seen what other work takes
+_FULL: Final = 8  # images, and calls in flight, with which a server works without a rest
+_BATCHES: Final = tuple(range(1, _FULL + 1))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 Row = dict[str, Any]
 
@@ -93,10 +94,12 @@ def _measure(given: argparse.Namespace, work: Path, client: Client) -> None:
     }
     with _fleet(given.model, work, 1) as fleet:
         rows = list(_alone(encoder, images, given.seconds))
-        alone = (
-            sum(row["p50_ms"] for row in rows[:2]) / 1e3
-        )  # an image is decoded, and runs in a batch of one
-        rows += _one_by_one(fleet, asked, 2 * given.seconds, alone)
+        rows += _one_by_one(fleet, asked, given.seconds)
+        known = {(row["part"], row["batch"]): row["p50_ms"] / 1e3 for row in rows}
+        full = known["encode", _FULL] / _FULL
+        inner = known["decode", 1] + full + known["gallery", 1]
+        target = Target(fleet.proxy.address, messages.SEARCH, file)
+        rows += _shares(fleet, client, target, given.seconds, inner)
     write_csv(given.parts, [about | row for row in rows])
     for count in given.servers:
         with _fleet(given.model, work, count) as fleet:
@@ -134,35 +137,35 @@ def _alone(encoder: Encoder, images: Sequence[bytes], seconds: float) -> Iterato
         yield _part("encode", _timed(run, [np.stack((pixels * batch)[:batch])], seconds / 2), batch)
 
 
-def _one_by_one(fleet: Fleet, asked: Sequence[bytes], seconds: float, alone: float) -> Iterator[Row]:
-    """Time searches, one after another.
-
-    Args:
-        fleet: One server behind Envoy.
-        asked: The requests.
-        seconds: That it takes.
-        alone: Seconds that decoding an image and running the model on it takes of a processor.
-    """
+def _one_by_one(fleet: Fleet, asked: Sequence[bytes], seconds: float) -> Iterator[Row]:
+    """Time searches, one after another, by one server behind Envoy."""
     gallery, latency = list[float](), list[float]()
     with grpc.insecure_channel(fleet.proxy.address) as channel:
         search = channel.unary_unary(messages.SEARCH, response_deserializer=pb.SearchResponse.FromString)
         for message in asked[:20]:
             search(message, timeout=DEADLINE)
-        before = *fleet.cpu()[:2], time.process_time()
+        before = sum(fleet.cpu()[:2]) + time.process_time()
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             start = time.perf_counter()
             timings = search(asked[len(latency) % len(asked)], timeout=DEADLINE).timings
             latency.append(time.perf_counter() - start)
             gallery.append(timings.gallery_us / 1e6)
-        after = *fleet.cpu()[:2], time.process_time()
-    server, proxy, client = ((now - was) / len(latency) for was, now in zip(before, after, strict=True))
+        work = (sum(fleet.cpu()[:2]) + time.process_time() - before) / len(latency)
     yield _part("whole call", latency)
     yield _part("gallery", gallery)
-    yield _part("handling", [max(0.0, server - alone - median(gallery))])
+    yield _part("waiting", [max(0.0, median(latency) - work)])
+
+
+def _shares(fleet: Fleet, client: Client, target: Target, seconds: float, inner: float) -> Iterator[Row]:
+    """Tell what a call takes of the processors, where `inner` seconds are the model's and the gallery's."""
+    before = fleet.cpu()
+    told = client.closed(target, in_flight=_FULL, seconds=seconds)
+    calls = told["codes"]["OK"]
+    server, proxy, _ = ((now - was) / calls for was, now in zip(before, fleet.cpu(), strict=True))
+    yield _part("handling", [max(0.0, server - inner)])
     yield _part("proxy", [proxy])
-    yield _part("client", [client])
-    yield _part("waiting", [max(0.0, median(latency) - server - proxy - client)])
+    yield _part("client", [told["cpu_seconds"] / calls])
 
 
 def _timed(work: Callable[[Any], Any], given: Sequence[Any], seconds: float) -> list[float]:
@@ -190,11 +193,7 @@ def _part(part: str, taken: Sequence[float], batch: int = 1) -> Row:
 def _loads(
     fleet: Fleet, client: Client, target: Target, loads: Sequence[float], seconds: float
 ) -> Iterator[Row]:
-    """See what others take, find the peak, then offer shares of it."""
-    *_, before = fleet.cpu()
-    time.sleep(_REST)
-    *_, after = fleet.cpu()
-    neighbours = (after - before) / _REST
+    """Find the peak, then offer shares of it."""
     client.closed(target, in_flight=_IN_FLIGHT, seconds=seconds / 2)
     closed = client.closed(target, in_flight=_IN_FLIGHT, seconds=seconds)
     peak = closed["codes"].get("OK", 0) / closed["seconds"]
@@ -220,7 +219,6 @@ def _loads(
             "proxy_cores": proxy / whole,
             "client_cores": answer["cpu_seconds"] / whole,
             "other_cores": others / whole,
-            "neighbours": neighbours,
             "seconds": seconds,
         }
 

@@ -41,11 +41,6 @@ class Machine:
                     if self._cores.queue:
                         break
 
-    def keep_busy(self) -> Steps:
-        """Be another's work, which takes a processor whenever it gets one."""
-        while True:
-            yield from self.work(_SLICE, urgent=False)
-
 
 class Replica:
     """One server, whose calls bring one image or one query each."""

@@ -83,8 +83,6 @@ def beside(parts: Parts, measured: Path, seconds: float) -> Iterator[Row]:
     for run in runs:
         clock, random = simpy.Environment(), Random(0)
         machine = Machine(clock, int(run["cores"]))
-        for _ in range(round(float(run["neighbours"]))):
-            clock.process(machine.keep_busy())
         balancer = _balancer(clock, parts, random, int(run["servers"]), machine)
         rate = float(run["offered"])
         outcomes = send(clock, balancer, random, rate=rate, seconds=seconds, patience=DEADLINE)
