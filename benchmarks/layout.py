@@ -144,6 +144,18 @@ TABLES: dict[str, Table] = {
         where={"sort": "crossbatch", "part": "all items", "dimension": "128"},
         pair="sort",
     ),
+    "graphs": Table(
+        groups={"items": "items", "dimension": "dimension", "kind": "index"},
+        figures={
+            "recall": Figure("recall@10", 1, 4),
+            "microseconds": Figure("µs of a query", 1, 0),
+            "breadth": Figure("breadth", 1, 0),
+            "build_seconds": Figure("built in s", 1, 0),
+            "memory_mb": Figure("memory, MB", 1, 0),
+        },
+        pair="items",
+        counted=False,
+    ),
     "peers": Table(
         groups={"in_flight": "in flight", "server": "server, and what it gets"},
         figures={

@@ -100,7 +100,8 @@ def measured(model: str, results: Path = RESULTS) -> Measured:
         if (row["model"], row["what"], row["in_flight"]) == (model, "embed", "32")
     ]
     if not images:
-        raise ValueError(f"load.csv has no runs of {model}")
+        names = sorted({row["model"] for row in _read(results / "load.csv")})
+        raise ValueError(f"load.csv has no runs of {model}; it has those of {', '.join(names)}")
     return Measured(
         items=items,
         bytes_an_item=1e6 * float(last["disk_mb"]) / items,
@@ -217,7 +218,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="efficientnet-lite0-224", help="as load.csv names it")
     parser.add_argument("--write", type=Path, help="folder to write plan.csv and thresholds.csv to")
     given = vars(parser.parse_args(words))
-    folder, found = given.pop("write"), measured(given.pop("model"))
+    folder = given.pop("write")
+    try:
+        found = measured(given.pop("model"))
+    except ValueError as error:
+        parser.error(str(error))
     wanted = Wanted(**given)
     for name, rows in (("plan", plan(found, wanted)), ("thresholds", thresholds(found, wanted))):
         told = list(rows)
@@ -225,9 +230,9 @@ def main(words: Sequence[str] | None = None) -> None:
             (folder / f"{name}.csv").unlink(missing_ok=True)
             write_csv(folder / f"{name}.csv", told)
         else:
-            print(f"\n{name}\n")
+            print(f"\n{name}\n\n{'':30}{'by log n':>14}{'by the slope':>14}")
             for row in told:
-                print(f"{row['step']:30}{row['log']:>14}{row['slope']:>14}  {row['unit']:16}{row['from']}")
+                print(f"{row['step']:30}{row['log']:>14}{row['slope']:>14}  {row['unit']:17}{row['from']}")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def _shares(fleet: Fleet, client: Client, target: Target, seconds: float, inner:
     """Tell what a call takes of the processors, where `inner` seconds are the model's and the gallery's."""
     before = fleet.cpu()
     told = client.closed(target, in_flight=_FULL, seconds=seconds)
-    calls = told["codes"]["OK"]
+    calls = max(1, told["codes"].get("OK", 0))
     server, proxy, _ = ((now - was) / calls for was, now in zip(before, fleet.cpu(), strict=True))
     yield _part("handling", [max(0.0, server - inner)])
     yield _part("proxy", [proxy])

@@ -49,6 +49,6 @@ def placed(gallery: str, galleries: Path | str) -> tuple[Path | str, str]:
     if not _MEANT.match(gallery):
         return Path(gallery).parent, Path(gallery).name
     place, _, name = gallery.rpartition("/")
-    if place.endswith("/"):
+    if place.endswith(":/") or not name:
         raise BadSetting(f"{gallery} names a Milvus and no gallery in it; give milvus://HOST:19530/NAME")
     return _place(place), name

@@ -21,10 +21,9 @@ from serving.gallery.follow import follow, repeat
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.map import MapMethod, make_map
-from serving.gallery.place import Galleries, galleries_at
+from serving.gallery.place import Galleries, galleries_at, kinds_by_field
 from serving.gallery.publish import Manifest, publish
 from serving.gallery.report import render
-from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
 from serving.gallery.verify import verify
 from serving.progress import stages
@@ -112,6 +111,8 @@ def run(settings: Settings) -> dict[str, Any]:
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
     place, (work, *_) = settings.galleries, _ACTIONS[settings.action]
+    if settings.action != "copy" and (far := next((word for word in words if "://" in word), "")):
+        raise BadSetting(f"{far} is a place; give that of the galleries by --galleries, and the name alone")
     if isinstance(place, str) and (instead := _IN_FOLDERS.get(settings.action)):
         raise Unsupported(f"{settings.action} is for galleries in a folder; {instead}")
     made_here = settings.action in ("restore", "import", "copy", "follow")
@@ -159,7 +160,7 @@ def _list(directory: Galleries, _: Settings) -> dict[str, Any]:
 
 def _info(directory: Galleries, _: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
-    more = {"fields": kinds_by_field(gallery.fields()), "thumbnail_side": gallery.meta.thumbnail_side}
+    more = {"fields": kinds_by_field(gallery), "thumbnail_side": gallery.meta.thumbnail_side}
     return {"galleries": [{**dataclasses.asdict(gallery.info()), **more}]}
 
 

@@ -5,6 +5,7 @@ nothing of the machine that filled it.
 """
 
 import csv
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,7 @@ from serving.gallery.directory import check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.map import make_map
-from serving.gallery.place import galleries_at
-from serving.gallery.search.counts import kinds_by_field
+from serving.gallery.place import galleries_at, kinds_by_field
 from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.ray_engine import RayEngine
 from serving.indexing.target import Target
@@ -36,7 +36,8 @@ FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
 _SHOWN = 5
 _OF_RAY: Final = frozenset({"ray_address", "decoders", "encoders", "shards", "shard_images", "patience"})
-_IN_FOLDERS: Final = frozenset({"index", "map", "recall", "thumbnails"})
+_IN_FOLDERS: Final = {"index": (None, "auto"), "map": ("none",), "recall": (None,), "thumbnails": (False,)}
+"""Flags that a Milvus takes with these values alone."""
 
 
 class Reading(BaseModel):
@@ -124,8 +125,9 @@ def run(settings: Settings) -> dict[str, Any]:
         `images_per_second`.
     """
     place, name = _place(settings)
-    if isinstance(place, str) and (given := _IN_FOLDERS & settings.model_fields_set):
-        raise Unsupported(f"--{min(given)} is for galleries in a folder; leave it out for a Milvus")
+    for flag, usual in _IN_FOLDERS.items() if isinstance(place, str) else ():
+        if getattr(settings, flag) not in usual:
+            raise Unsupported(f"--{flag} is for galleries in a folder; leave it out for a Milvus")
     if settings.report is not None:
         _check_report(settings.report)
     if settings.engine == "plain" and (given := _OF_RAY & settings.model_fields_set):
@@ -149,7 +151,7 @@ def run(settings: Settings) -> dict[str, Any]:
     with galleries_at(place, policy=RebuildPolicy(automatic=False)) as directory:
         kind: dict[str, Any] = settings.model_dump(include={"thumbnails", "index", "recall"})
         target = Target(directory, name, encoder.spec, **kind)
-        before = kinds_by_field(target.gallery.fields()) if target.gallery else {}
+        before = kinds_by_field(target.gallery) if target.gallery else {}
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, engine=engine, **more)
         if engine and settings.shards is None:  # all that is in them is stored
@@ -165,14 +167,16 @@ def run(settings: Settings) -> dict[str, Any]:
                 f" {report.skipped[0].key}: {report.skipped[0].reason}"
             )
         gallery = target.made()
-        turned = _turned(before, kinds_by_field(gallery.fields()))
+        turned = _turned(before, kinds_by_field(gallery))
         if settings.map != "none" and isinstance(gallery, Gallery):
             with stages("item") as advance:
                 make_map(gallery, settings.map, progress=advance)
         info = gallery.info()
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted
-        if info.fresh or info.deleted or is_other or isinstance(place, str):
+        if isinstance(place, str):
+            gallery.rebuild(whole=False)
+        elif info.fresh or info.deleted or is_other:
             with stages("item") as advance:
                 gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
         pairs = []
@@ -244,7 +248,7 @@ def complaint(result: dict[str, Any]) -> str | None:
     return (
         f"{count} of items of {result['gallery']} score what --fail-above says or more, such as "
         f"{best['key']} and {best['other']} ({best['score']:.4f}); all items are stored: look at the pairs "
-        f"by `crossbatch gallery duplicates {name} --galleries {place} --above ...`, or --json"
+        f"by `crossbatch gallery duplicates {name} --galleries {shlex.quote(place)} --above ...`, or --json"
     )
 
 

@@ -72,5 +72,6 @@ def test_a_password_in_an_address_is_not_told(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_milvus_without_a_name_is_told() -> None:
-    with pytest.raises(BadSetting, match="milvus://host:19530 names a Milvus and no gallery"):
-        placed("milvus://host:19530", Path("galleries"))
+    for given in ("milvus://host:19530", "milvus://host:19530/"):
+        with pytest.raises(BadSetting, match=r"milvus://host:19530/? names a Milvus and no gallery"):
+            placed(given, Path("galleries"))

@@ -5,11 +5,13 @@ import signal
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pymilvus.exceptions import MilvusException
 
 from serving.client import Client
-from serving.errors import BadData, NotFound, Unsupported
+from serving.errors import BadData, BadSetting, NotFound, Unsupported
 from serving.gallery.command import Settings, render, run
 from serving.gallery.item import GalleryItem, ItemChange
 from serving.gallery.milvus.gallery import MilvusGallery
@@ -49,6 +51,32 @@ def test_a_data_set_is_indexed_step_by_step(model: Path, data: Path, place: str,
     with galleries_at(place) as galleries:
         kept = galleries.get("birds").get(["class3/03.jpg"])[0]
     assert kept.metadata["price"] == 5
+
+
+def test_more_items_than_are_counted_are_indexed_and_told(
+    model: Path, data: Path, place: str, birds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.gallery.milvus.gallery.MOST_COUNTED", 5)
+    assert counts(index(model, data, birds, index="auto", map="none")) == {"stored": 20}
+    assert counts(index(model, data, birds)) == {"unchanged": 20}
+    assert "items" in done(place, "info", "birds")
+
+
+def test_a_flush_that_fails_or_lasts_fails_nothing(
+    model: Path, data: Path, place: str, birds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = Mock(side_effect=MilvusException(1, "Retry timeout"))
+    monkeypatch.setattr("pymilvus.MilvusClient.flush", flushed)
+    assert counts(index(model, data, birds)) == {"stored": 20}
+    assert flushed.called
+    done(place, "copy", "birds", "again")
+    with galleries_at(place) as galleries:
+        assert galleries.names() == ["again", "birds"]
+
+
+def test_a_place_for_a_name_is_told(place: str, birds: str) -> None:
+    with pytest.raises(BadSetting, match="is a place; give that of the galleries by --galleries"):
+        done(place, "info", birds)
 
 
 def test_an_item_that_a_client_wrote_meanwhile_is_left(

@@ -14,11 +14,11 @@ DIFFERENCES = {
     "all or none": "A write of many items is stored in parts; one that fails may have stored some of "
     "them. Send it again.",
     "one state": "A call that reads in several steps may see a write in between.",
-    "overwriting": "What was written last, Milvus searches by a temporary index, in which the old rows of "
-    "items that were written again are in the way: a search may lack most of what is near, until these rows "
-    "are sealed and indexed, as at the end of `index`, `import` and `copy`. Let a Milvus whose items "
-    "clients update compare all, by `queryNode.segcore.interimIndex.enableIndex: false` in its settings. "
-    "Milvus 2.3 may for a moment count old rows, too, and a search then lack items.",
+    "what is new": "What was written in the last minutes, Milvus searches by a temporary index that misses "
+    "some of it, and most where items were written again and again, until it is sealed (as at the end of "
+    "`index`, `import` and `copy`) and indexed. Let a Milvus whose items clients write compare all, by "
+    "`queryNode.segcore.interimIndex.enableIndex: false` in its settings. Milvus 2.3 may for a moment count "
+    "the old rows of items that are written again, and a search then lack others.",
     "versions": "Versions are times of the clock of whoever writes, in nanoseconds.",
     "thumbnails": "None are kept.",
     "map": "There is no map.",

@@ -203,8 +203,8 @@ class Server:
         self._call(self._client.upsert, name, rows)
 
     def flush(self, name: str) -> None:
-        """Have all that was put until now indexed; what the server is too busy for, it does at some time."""
-        with suppress(errors.Overloaded, errors.DeadlineExceeded):
+        """Have all that was put until now sealed, to be indexed; else the server does so at some time."""
+        with suppress(CrossbatchError):  # it is late, busy or not allowed; nothing is lost
             self._call(self._client.flush, name)
 
     def remove(self, name: str, condition: str) -> None:

@@ -4,7 +4,7 @@ A part is the columns of n items and which of them are deleted or replaced, bool
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import nsmallest
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.search.columns import KINDS, Columns, Mask
-from serving.gallery.search.filter import LABEL, Value
+from serving.gallery.search.filter import Value
 
-__all__ = ["FieldCount", "ValueCount", "count_fields", "count_values", "kinds_by_field"]
+__all__ = ["FieldCount", "ValueCount", "count_fields", "count_values"]
 
 Part = tuple[Columns, Mask]
 Counts = tuple[NDArray[np.float64], NDArray[np.int64]]
@@ -87,11 +87,6 @@ def count_values(parts: Sequence[Part], field: str, prefix: str, limit: int) -> 
         else:
             made.append(ValueCount(bool(value) if kind == _BOOLEAN else value, count))
     return made, len(items)
-
-
-def kinds_by_field(counts: Iterable[FieldCount]) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of what each field of the metadata holds; the label is none of those."""
-    return {each.name: each.kinds for each in counts if each.name != LABEL}
 
 
 def _field(name: str, parts: Sequence[Part]) -> FieldCount:
