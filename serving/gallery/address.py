@@ -11,7 +11,7 @@ from serving.errors import BadSetting
 __all__ = ["TOKEN", "Place", "milvus_address", "placed"]
 
 TOKEN = "CROSSBATCH_MILVUS_TOKEN"  # noqa: S105 - the name of the variable
-_ADDRESS = re.compile(r"(milvuss?://(?:\[[0-9a-fA-F:.]+\]|[\w.-]+))(?::(\d{1,5}))?(/\w+)?/*")
+_ADDRESS = re.compile(r"(milvuss?://[\w.-]+)(?::(\d{1,5}))?(/\w+)?/*")
 _MEANT = re.compile(r"\w+:/|milvuss?(:|//)", re.IGNORECASE)  # no folder that anybody has
 
 

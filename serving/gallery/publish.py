@@ -127,7 +127,11 @@ def publish(path: Path, folder: Path, *, advance: Advance = lambda *_: None) -> 
                 shutil.rmtree(home)
             files, items = copy_indexed(path, work, advance=advance)
             home.mkdir()
-            facts = {each.name: copy_hashed(each, home / each.name) for each in files}
+            try:
+                facts = {each.name: copy_hashed(each, home / each.name) for each in files}
+            except BaseException:
+                shutil.rmtree(home, ignore_errors=True)  # the disk may be full, of it
+                raise
             manifest = Manifest(
                 name=name,
                 generation=generation,

@@ -6,7 +6,6 @@ nothing of the machine that filled it.
 
 import csv
 import shlex
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
@@ -155,7 +154,7 @@ def run(settings: Settings) -> dict[str, Any]:
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, engine=engine, **more)
         if engine and settings.shards is None:  # all that is in them is stored
-            shutil.rmtree(engine.shards, ignore_errors=True)
+            engine.forget()
         missing = select_missing(catalog, split, rule)
         absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
         file = settings.report or (place / name / FILE_NAME if isinstance(place, Path) else None)

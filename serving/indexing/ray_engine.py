@@ -17,9 +17,9 @@ import platform
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -59,6 +59,7 @@ class _Wanted(NamedTuple):
 
     id: str
     image: Picture
+    stamp: tuple[int, int]
     known: bytes
     side: int | None
 
@@ -76,9 +77,13 @@ class RayEngine:
     encoders: int
     shard_images: int
     patience: float
+    used: set[str] = field(default_factory=set)
+    """Names of the shards of which runs have taken something."""
 
-    def __post_init__(self) -> None:
-        _import_ray()  # now, and not when all of a data set has been looked at
+    def __post_init__(self) -> None:  # now, and not when all of a data set has been looked at
+        if self.shards.exists() and not self.shards.is_dir():
+            raise BadSetting(f"--shards {self.shards} is no folder; give one, or leave it out")
+        _import_ray()
 
     def __call__(
         self, examiner: Examiner, rows: Iterable[Stored], *, total: int, batch: int, threads: int
@@ -104,6 +109,7 @@ class RayEngine:
             if shards:
                 self._make(shards, batch, threads, bar.update)
         where |= {each.id: name for name, shard in shards.items() for each in shard}
+        self.used.update(where.values())
         read = lru_cache(4)(self._read)  # images of one lie mostly together
         for row, stored, each in waiting:
             entry = read(where[each.id])[each.id]
@@ -119,7 +125,8 @@ class RayEngine:
             return stored, outcome
         known, side = examiner.reading(stored)
         told = (row.key, str(row.image), stamp, known, side, self.spec.fingerprint, self.provider)
-        return stored, _Wanted(hashlib.sha256(repr(told).encode()).hexdigest()[:32], row.image, known, side)
+        id = hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+        return stored, _Wanted(id, row.image, stamp, known, side)
 
     def _cut(self, wanted: Sequence[_Wanted], batch: int) -> dict[str, Sequence[_Wanted]]:
         """Cut what is to be read into shards of whole batches, by their names."""
@@ -154,11 +161,22 @@ class RayEngine:
             f"{len(left)} of {len(shards)} shards could not be made, the first on {first}; {self._kept()}"
         )
 
+    def forget(self) -> None:
+        """Remove the shards that a run has used, and their folder where no others are in it."""
+        with suppress(OSError):
+            for name in self.used:
+                for end in ("json", "npz"):
+                    (self.shards / f"{name}.{end}").unlink(missing_ok=True)
+            self.shards.rmdir()
+
     def _read(self, name: str) -> dict[str, Entry]:
         try:
             return read_shard(self.shards, name)
-        except OSError as error:
-            raise disk_error(error, f"the shard {self.shards / name}.npz") from error
+        except Exception as error:  # of zipfile's and NumPy's own kinds, too
+            raise Unavailable(
+                f"the shard {self.shards / name}.npz was damaged or removed while the run went on"
+                f" ({cause_of(error)}); the same command makes it again"
+            ) from error
 
     def _unseen(self, shard: Sequence[_Wanted], made: dict[str, Any]) -> str:
         """Say where a machine reads or writes another place than this one."""
@@ -293,16 +311,20 @@ def _decode(row: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     prepare = partial(
         preprocess, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
     )
-    found = dict[str, Found | OSError | BadImage]()
+    found, changed = dict[str, Found | OSError | BadImage](), set[str]()
     unread = why = ""
-    for id, image, known, side in pickle.loads(row["images"]):  # noqa: S301 - which this run has made
+    for id, image, stamp, known, side in pickle.loads(row["images"]):  # noqa: S301 - which this run has made
         try:
-            found[id] = read_image(image, image.stamp(), prepare, known=known, side=side)
+            now = image.stamp()
+            found[id] = read_image(image, now, prepare, known=known, side=side)
+            if now != stamp or image.stamp() != stamp:
+                changed.add(id)
         except BadImage as error:
             found[id] = error
         except OSError as error:
             found[id], unread, why = error, id, cause_of(error)
-    return {"name": row["name"], "found": pickle.dumps(found), "unread": unread, "why": why}
+    told = {"name": row["name"], "unread": unread, "why": why}
+    return told | {"found": pickle.dumps(found), "changed": pickle.dumps(changed)}
 
 
 class _Encode:
@@ -316,7 +338,8 @@ class _Encode:
         """Encode a shard; `fault` tells why it is not written: an error would end the work on all others."""
         fault = ""
         try:
-            self._write(self._load(), pickle.loads(row["found"]))  # noqa: S301 - which this run has made
+            found, changed = pickle.loads(row["found"]), pickle.loads(row["changed"])  # noqa: S301 - of this run
+            self._write(self._load(), found, changed)
         except CrossbatchError as error:
             fault = str(error)
         except OSError as error:
@@ -324,7 +347,9 @@ class _Encode:
         told = {name: row[name] for name in ("name", "unread", "why")}
         return told | {"fault": fault, "node": platform.node()}
 
-    def _write(self, encoder: Encoder, found: dict[str, Found | OSError | BadImage]) -> None:
+    def _write(
+        self, encoder: Encoder, found: dict[str, Found | OSError | BadImage], changed: Set[str]
+    ) -> None:
         new = [(id, it.pixels) for id, it in found.items() if isinstance(it, Found) and it.pixels is not None]
         vectors = dict[str, NDArray[np.float32]]()
         for start in range(0, len(new), self._batch):
@@ -334,7 +359,7 @@ class _Encode:
             id: (replace(it, pixels=None), vectors.get(id)) if isinstance(it, Found) else it
             for id, it in found.items()
         }
-        write_shard(self._shards, entries, self._fingerprint)
+        write_shard(self._shards, entries, self._fingerprint, changed=changed)
 
 
 def _load(fingerprint: str, model: Path, threads: int, provider: Provider) -> Encoder:

@@ -8,7 +8,7 @@ with a note that fits it counts. An image's id, of which names are made, tells i
 import hashlib
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -43,8 +43,13 @@ def name_of(images: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(images).encode()).hexdigest()[:32]
 
 
-def write_shard(folder: Path, entries: Mapping[str, Entry], model: str) -> None:
-    """Write what was found in images, by their ids; one that could not be read is for the next run again."""
+def write_shard(
+    folder: Path, entries: Mapping[str, Entry], model: str, *, changed: Set[str] = frozenset()
+) -> None:
+    """Write what was found in images, by their ids.
+
+    One that could not be read, or is not the file any more that its id tells of, is for the next run again.
+    """
     told, vectors, pictures = list[list[object]](), list[NDArray[np.float32]](), list[bytes]()
     for id, entry in entries.items():
         if isinstance(entry, Exception):
@@ -64,7 +69,7 @@ def write_shard(folder: Path, entries: Mapping[str, Entry], model: str) -> None:
         pictures=np.frombuffer(b"".join(pictures), np.uint8),
     )
     data, name = file.getvalue(), name_of(entries)
-    read = [id for id, entry in entries.items() if not isinstance(entry, OSError)]
+    read = [id for id, entry in entries.items() if not isinstance(entry, OSError) and id not in changed]
     note = _Note(version=_VERSION, model=model, sha256=_checksum(data, read), images=read)
     with written_aside(folder / f"{name}.npz") as aside:
         aside.write_bytes(data)

@@ -29,7 +29,6 @@ def test_a_folder_is_a_path(place: str) -> None:
         "milvus://localhost",
         "milvus://10.0.0.1:19530",
         "milvuss://db.example:443/shop",
-        "milvus://[::1]:19530",
     ],
 )
 def test_a_milvus_is_text(place: str) -> None:
@@ -45,7 +44,7 @@ def test_a_milvus_is_text(place: str) -> None:
 
 WRONG = (
     "milvus:/host:19530 milvus:host milvus//host Milvus://host mivlus://host http://host:19530 "
-    "milvus:// milvus://host:port milvus://host:99999 milvus://host/a/b"
+    "milvus:// milvus://host:port milvus://host:99999 milvus://host/a/b milvus://[::1]:19530"
 )
 
 

@@ -386,6 +386,19 @@ def test_one_gallery_has_one_follower(pair: Pair) -> None:
     )
 
 
+def test_nothing_stays_of_what_a_full_disk_did_not_take(pair: Pair, small_disk: Path) -> None:
+    pair.folder, ballast = small_disk, small_disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    os.truncate(ballast, ballast.stat().st_size - 8192)
+    with pytest.raises(errors.Overloaded, match="full"):
+        pair.publish(1)
+    assert {path.name for path in small_disk.iterdir()} == {"ballast"}
+    ballast.unlink()
+    assert pair.publish(1).generation == 1
+
+
 def test_a_full_disk_is_told_and_the_generation_before_stays(pair: Pair, small_disk: Path) -> None:
     pair.path, ballast = small_disk / "birds", small_disk / "ballast"
     pair.publish(1)

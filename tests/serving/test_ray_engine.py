@@ -12,12 +12,15 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from serving.catalog.picture import File
 from serving.errors import BadImage, BadSetting, Unavailable
 from serving.indexing import ray_engine
 from serving.indexing.pipeline import Found
@@ -183,7 +186,7 @@ def test_files_that_only_this_machine_has_are_told(
 def test_a_machine_without_the_model_or_the_folder_says_so(tmp_path: Path, model: Path) -> None:
     spec, found = read_model(model)[1], pickle.dumps({"a": Found(1, 2, b"d" * 32)})
     other = write_tiny_model(tmp_path / "other.onnx", tiny_graph(histograms=False))
-    row = {"name": name_of("a"), "found": found, "unread": "", "why": ""}
+    row = {"name": name_of("a"), "found": found, "changed": pickle.dumps({}), "unread": "", "why": ""}
     for file, folder, told in (
         (model, tmp_path, "^$"),
         (tmp_path / "absent", tmp_path, "absent is not there.*at the same path"),
@@ -231,6 +234,8 @@ def test_only_whole_shards_of_the_model_count(tmp_path: Path) -> None:
     wanted = ["a", "b", "c", "d", "e"]
     assert finished(tmp_path, "model", wanted) == dict.fromkeys("abd", name)
     assert finished(tmp_path, "model", ["b"]) == {"b": name}
+    write_shard(tmp_path, entries, "model", changed={"a"})  # which is of other bytes than its id tells
+    assert finished(tmp_path, "model", wanted) == dict.fromkeys("bd", name)
     file = tmp_path / f"{name}.npz"
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[:100] + b"x" + whole[101:]):
@@ -238,6 +243,43 @@ def test_only_whole_shards_of_the_model_count(tmp_path: Path) -> None:
         assert finished(tmp_path, "model", wanted) == {}
     file.unlink()
     assert finished(tmp_path, "model", wanted) == {}
+
+
+def test_a_file_that_is_another_by_now_is_read_and_told_of(model: Path, data: Path) -> None:
+    paths = sorted(data.rglob("*.jpg"))[:3]
+    pictures = [File(path) for path in paths]
+    stamps = [each.stamp() for each in pictures]
+    paths[1].write_bytes(paths[2].read_bytes() + b" ")
+    shard = [
+        ray_engine._Wanted(f"{n}", it, stamp, b"", None)
+        for n, (it, stamp) in enumerate(zip(pictures, stamps, strict=True))
+    ]
+    made = ray_engine._decode({"name": "shard", "images": pickle.dumps(shard)}, read_model(model)[1])
+    assert pickle.loads(made["changed"]) == {"1"}
+    assert pickle.loads(made["found"])["1"].digest == sha256(paths[1].read_bytes()).digest()
+
+
+def test_a_run_removes_its_own_shards_and_tells_of_one_that_is_damaged(tmp_path: Path, model: Path) -> None:
+    given: dict[str, Any] = dict.fromkeys(("decoders", "encoders", "shard_images", "patience"), 1)
+    given |= {"model": model, "spec": read_model(model)[1], "provider": "cpu", "ray_address": "local"}
+    engine = ray_engine.RayEngine(shards=tmp_path / "shards", **given)
+    engine.shards.mkdir()
+    for id in "ab":
+        write_shard(engine.shards, {id: BadImage("none")}, "model")
+    engine.used.add(name_of("a"))
+    assert list(engine._read(name_of("a"))) == ["a"]
+    engine.forget()
+    assert finished(engine.shards, "model", "ab") == {"b": name_of("b")}
+    (engine.shards / f"{name_of('b')}.npz").write_bytes(b"cut off")
+    for name in map(name_of, "ab"):
+        with pytest.raises(Unavailable, match=r"was damaged or removed while .*; the same command makes it"):
+            engine._read(name)
+    engine.used.add(name_of("b"))
+    engine.forget()
+    assert not engine.shards.exists()
+    engine.shards.write_text("")
+    with pytest.raises(BadSetting, match="shards is no folder"):
+        replace(engine)
 
 
 def test_what_ray_raises_is_told_in_a_sentence() -> None:
