@@ -1,6 +1,7 @@
 """The Ray engine fills a gallery as the plain one does, to the byte, whatever is killed on the way."""
 
 import json
+import logging
 import os
 import pickle
 import re
@@ -39,6 +40,14 @@ pytestmark = [
     ),
 ]
 COUNT, BATCH = 60, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def records() -> Iterator[None]:
+    """Let log records be as they were, to which Ray adds a time of its own from its import on."""
+    factory = logging.getLogRecordFactory()
+    yield
+    logging.setLogRecordFactory(factory)
 
 
 @pytest.fixture(scope="module")
