@@ -11,7 +11,7 @@ BUDGETS = {
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 8_604,
-    "serving/indexing": 1_422,
+    "serving/indexing": 1_424,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 901,
@@ -21,7 +21,7 @@ BUDGETS = {
     "serving": 1_091,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 30_947, 198, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 30_949, 198, 400
 
 
 def files(room: str) -> Iterator[Path]:

@@ -174,7 +174,8 @@ def run(settings: Settings) -> dict[str, Any]:
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted
         if isinstance(place, str):
-            gallery.rebuild(whole=False)
+            if report.stored or report.updated or report.deleted:
+                gallery.rebuild(whole=False)
         elif info.fresh or info.deleted or is_other:
             with stages("item") as advance:
                 gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)

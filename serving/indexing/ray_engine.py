@@ -315,9 +315,10 @@ def _decode(row: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     unread = why = ""
     for id, image, stamp, known, side in pickle.loads(row["images"]):  # noqa: S301 - which this run has made
         try:
-            now = image.stamp()
+            if (now := image.stamp()) != stamp:
+                changed.add(id)
             found[id] = read_image(image, now, prepare, known=known, side=side)
-            if now != stamp or image.stamp() != stamp:
+            if image.stamp() != now:
                 changed.add(id)
         except BadImage as error:
             found[id] = error

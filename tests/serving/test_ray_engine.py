@@ -258,13 +258,14 @@ def test_a_file_that_is_another_by_now_is_read_and_told_of(model: Path, data: Pa
     paths = sorted(data.rglob("*.jpg"))[:3]
     pictures = [File(path) for path in paths]
     stamps = [each.stamp() for each in pictures]
+    paths[0].write_bytes(b"no picture")
     paths[1].write_bytes(paths[2].read_bytes() + b" ")
     shard = [
         ray_engine._Wanted(f"{n}", it, stamp, b"", None)
         for n, (it, stamp) in enumerate(zip(pictures, stamps, strict=True))
     ]
     made = ray_engine._decode({"name": "shard", "images": pickle.dumps(shard)}, read_model(model)[1])
-    assert pickle.loads(made["changed"]) == {"1"}
+    assert pickle.loads(made["changed"]) == {"0", "1"}
     assert pickle.loads(made["found"])["1"].digest == sha256(paths[1].read_bytes()).digest()
 
 
