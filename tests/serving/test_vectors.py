@@ -84,7 +84,7 @@ def theirs(path: Path, maker: vectors.Maker | None = None, **columns: Any) -> Pa
 
 
 def test_names_that_begin_alike_grow_apart() -> None:
-    short, one, other = "a" * 53, "a" * 44 + "b" * 20, "a" * 44 + "c" * 20
+    short, one, other = "a" * 53, "a" * 60 + "b", "a" * 60 + "c"
     names = [check_name(vectors.unfinished(name)) for name in (short, one, other)]
     assert names[0] == f"{short}.unfinished"
     assert len({*names}) == 3
